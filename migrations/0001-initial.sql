@@ -1,0 +1,2071 @@
+-- Every migration opens with these two statements, and they name no Instance: the
+-- schema is the one the connection's search_path selects, its owner is the role that
+-- bootstrap.sql made, and from here on everything is made by that role in that schema.
+set local lock_timeout = '5s';
+
+do $$
+declare
+    v_schema text := current_schema();
+    v_owner  text := (
+        select pg_get_userbyid(n.nspowner)
+        from pg_namespace as n
+        where n.nspname = current_schema()
+    );
+begin
+    if (
+        select count(*) = 4
+        from pg_roles as r
+        where right(v_owner, 6) = '_owner'
+          and r.rolname in (
+              left(v_owner, -6) || '_producer', left(v_owner, -6) || '_worker',
+              left(v_owner, -6) || '_observer', left(v_owner, -6) || '_operator'
+          )
+    ) is not true then
+        raise exception using
+            errcode = 'LJ008',
+            message = format('schema %I is not a Jobs Instance', coalesce(v_schema, '?')),
+            hint    = 'Run sql/bootstrap.sql first, and name the Instance''s schema '
+                      'in the URL: ?schema=<schema>.';
+    end if;
+
+    -- A second session that applies migrations to this Instance waits here, whether or
+    -- not it respects the migration tool's own lock.
+    perform pg_advisory_xact_lock(
+        hashtextextended('lenso-jobs migration ' || v_schema, 0)
+    );
+    perform set_config('search_path', format('%I, pg_temp', v_schema), true);
+    perform set_config('role', v_owner, true);
+end $$;
+-- CREATE TYPE knows no IF NOT EXISTS, and a migration may be applied a second time.
+--
+-- What must hold of one column of a hot table is a domain's constraint: the session
+-- compiles it once. A table's CHECK is parsed anew by every statement that writes a row,
+-- 2 to 4 microseconds each, so those that remain say what takes two columns to say.
+do $$
+declare
+    v_schema text := current_schema();
+begin
+    if to_regtype(format('%I.instant', v_schema)) is null then
+        create domain instant as timestamptz
+            constraint instant_is_finite check (isfinite(value));
+    end if;
+
+    if to_regtype(format('%I.asked_attempts', v_schema)) is null then
+        create domain asked_attempts as integer
+            constraint asked_attempts_in_range check (value between 1 and 100);
+    end if;
+
+    if to_regtype(format('%I.object_payload', v_schema)) is null then
+        create domain object_payload as jsonb
+            constraint object_payload_is_an_object check (jsonb_typeof(value) = 'object');
+    end if;
+
+    if to_regtype(format('%I.attempt_outcome', v_schema)) is null then
+        create domain attempt_outcome as text collate "C"
+            constraint attempt_outcome_is_known check (
+                value in ('succeeded', 'retried', 'failed', 'lease_expired')
+            );
+    end if;
+
+    if to_regtype(format('%I.enqueued_job', v_schema)) is null then
+        create type enqueued_job as (
+            job_id  uuid,
+            created boolean
+        );
+    end if;
+
+    if to_regtype(format('%I.enqueued_item', v_schema)) is null then
+        create type enqueued_item as (
+            position integer,
+            job_id   uuid,
+            outcome  text
+        );
+    end if;
+
+    if to_regtype(format('%I.leased_job', v_schema)) is null then
+        create type leased_job as (
+            job_id           uuid,
+            queue            text,
+            kind             text,
+            payload          jsonb,
+            attempt          integer,
+            max_attempts     integer,
+            lease_token      text,
+            lease_expires_at timestamptz,
+            created_at       timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.renewed_item', v_schema)) is null then
+        create type renewed_item as (
+            position         integer,
+            job_id           uuid,
+            lease_expires_at timestamptz,
+            outcome          text
+        );
+    end if;
+
+    if to_regtype(format('%I.completed_item', v_schema)) is null then
+        create type completed_item as (
+            position integer,
+            job_id   uuid,
+            outcome  text
+        );
+    end if;
+
+    if to_regtype(format('%I.failed_job', v_schema)) is null then
+        create type failed_job as (
+            status       text,
+            available_at timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.failed_item', v_schema)) is null then
+        create type failed_item as (
+            position     integer,
+            job_id       uuid,
+            outcome      text,
+            available_at timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_job', v_schema)) is null then
+        create type inspected_job as (
+            job_id            uuid,
+            queue             text,
+            kind              text,
+            status            text,
+            attempts          integer,
+            max_attempts      integer,
+            available_at      timestamptz,
+            lease_expires_at  timestamptz,
+            last_failure_code text,
+            created_at        timestamptz,
+            updated_at        timestamptz,
+            producer          text,
+            worker            text,
+            ended_at          timestamptz
+        );
+    end if;
+end $$;
+
+comment on domain instant is 'A time that is never infinity.';
+comment on domain asked_attempts is 'How many attempts a producer may ask for.';
+comment on domain object_payload is 'A payload: any JSON object.';
+comment on domain attempt_outcome is 'How an attempt ended.';
+comment on type enqueued_job is
+'What enqueue answers: the job, and whether this call created it.';
+comment on type enqueued_item is
+'One item of enqueue_many, by its position from 1: created, existing, conflict or '
+'invalid_job; job_id is NULL for the last two.';
+comment on type leased_job is
+'What claim answers: the job, its attempt (the fencing token), and the lease.';
+comment on type renewed_item is
+'One item of renew_many, by its position from 1: renewed, invalid_lease or busy.';
+comment on type completed_item is
+'One item of complete_many, by its position from 1: completed or invalid_lease.';
+comment on type failed_job is
+'What fail and redrive answer: queued with the time the job falls due, or failed.';
+comment on type failed_item is
+'One item of fail_many, by its position from 1: queued, failed, invalid_lease or '
+'invalid_failure.';
+comment on type inspected_job is
+'What inspect answers: the durable evidence of one job, without payload or key.';
+-- The map. A job is three facts with three lifetimes.
+--
+--   job        what a producer asked for. Written once by enqueue, never updated,
+--              deleted by purge.
+--   live_job   a job that has not ended. The only rows that are updated, and as few of
+--              them as there are jobs still to do.
+--   attempt    what became of each attempt. Written once, as the attempt ends.
+--
+-- Status is derived, never stored:
+--
+--   live_job row without a lease    queued     (due, scheduled or waiting for a retry)
+--   live_job row with a lease       running    (also while it has lapsed unreclaimed)
+--   no live_job row                 succeeded or failed, by the last attempt
+--
+--   enqueue -> queued -> claim -> running -> complete            -> succeeded
+--                 ^                       -> fail, final         -> failed
+--                 +----- fail, retryable -+
+--                 ^                       -> lease lapses -> the next claim takes it
+--                 +--------- redrive ------- failed
+--
+-- live_job.attempt counts claims, never goes down, and is the fencing token.
+--
+-- Lock order: job before live_job, live_job rows by job_id. The worker's verbs lock
+-- live_job rows alone, and only those whose owner and token match; enqueue locks
+-- nothing that exists; redrive and purge lock the job row first.
+--
+-- No foreign keys: each would cost the hot path a lookup and a lock on the row it
+-- points to. A job's rows are written and deleted together by the functions, and
+-- nobody else may write.
+--
+-- Text is compared by the "C" collation: faster, and an upgrade of the C library
+-- cannot corrupt an index.
+
+create table if not exists instance (
+    is_only            boolean          not null default true,
+    lease_seconds      integer          not null,
+    retry_base_seconds integer          not null,
+    retry_max_seconds  integer          not null,
+    retry_jitter       double precision not null default 0,
+    notify             boolean          not null default true,
+    retention_seconds  bigint,
+    configured_at      timestamptz      not null default clock_timestamp(),
+
+    constraint instance_pkey primary key (is_only),
+    constraint instance_is_one_row check (is_only),
+    constraint instance_lease_seconds_in_range
+        check (lease_seconds between 1 and 3600),
+    constraint instance_retry_base_seconds_in_range
+        check (retry_base_seconds between 1 and 86400),
+    constraint instance_retry_max_seconds_in_range
+        check (retry_max_seconds between 1 and 86400),
+    constraint instance_retry_base_is_not_above_max
+        check (retry_base_seconds <= retry_max_seconds),
+    constraint instance_retry_jitter_in_range check (retry_jitter between 0 and 1),
+    constraint instance_retention_seconds_in_range
+        check (retention_seconds between 1 and 3155760000)
+);
+comment on table instance is
+'The policy of this Jobs Instance, one row, written by configure.';
+comment on column instance.is_only is 'Always true: the key that admits one row.';
+comment on column instance.lease_seconds is 'How long a claim or a renewal holds.';
+comment on column instance.retry_base_seconds is
+'The wait after a first failure; it doubles with each further one.';
+comment on column instance.retry_max_seconds is 'No wait between attempts is longer.';
+comment on column instance.retry_jitter is
+'The share of a wait, from 0 to 1, that chance may take off it.';
+comment on column instance.notify is 'Whether enqueue may wake waiting workers.';
+comment on column instance.retention_seconds is
+'How long ended jobs are meant to be kept; NULL: until somebody purges them.';
+
+create table if not exists queue (
+    queue text collate "C" not null,
+
+    constraint queue_pkey primary key (queue),
+    constraint queue_name_is_plain
+        check (length(queue) <= 128 and queue ~ '^[A-Za-z0-9._:/-]+$')
+);
+comment on table queue is 'The declared queues, written by configure.';
+
+create table if not exists caller (
+    caller      text collate "C" not null,
+    is_producer boolean          not null,
+    is_worker   boolean          not null,
+    is_observer boolean          not null,
+
+    constraint caller_pkey primary key (caller),
+    constraint caller_is_a_role_name check (
+        octet_length(caller) between 1 and 63
+        and lower(caller) not in ('none', 'public')
+        and left(lower(caller), 3) <> 'pg_'
+    ),
+    constraint caller_is_declared_for_something
+        check (is_producer or is_worker or is_observer)
+);
+comment on table caller is
+'The declared caller Instances, each a role, written by configure. Names are text, so '
+'that a dump restored elsewhere keeps its meaning.';
+
+create table if not exists job (
+    job_id          uuid             not null,
+    created_at      instant          not null,
+    available_at    instant,
+    max_attempts    asked_attempts   not null,
+    producer        text collate "C" not null,
+    queue           text collate "C" not null,
+    kind            text collate "C" not null,
+    idempotency_key text collate "C" not null,
+    payload         object_payload      not null,
+
+    constraint job_pkey primary key (job_id),
+    constraint job_producer_idempotency_key_key unique (producer, idempotency_key)
+);
+comment on table job is 'What producers asked for: the immutable intent of each job.';
+comment on column job.job_id is
+'Time-ordered (UUID version 7, sub-millisecond bits): order of enqueueing.';
+comment on column job.available_at is 'As asked; NULL: at once.';
+comment on column job.max_attempts is 'As asked; redrive may grant a job more.';
+comment on column job.producer is 'The caller Instance that enqueued the job.';
+comment on column job.idempotency_key is
+'Unique within its producer, until the job is purged.';
+comment on column job.payload is 'Owned and understood by the business module alone.';
+
+create table if not exists live_job (
+    job_id            uuid             not null,
+    available_at      instant          not null,
+    leased_at         instant,
+    lease_expires_at  instant,
+    attempt           integer          not null,
+    max_attempts      integer          not null,
+    queue             text collate "C" not null,
+    lease_owner       text collate "C",
+    lease_token_hash  bytea,
+    last_failure_code text collate "C",
+
+    constraint live_job_pkey primary key (job_id),
+    constraint live_job_attempt_is_within_max_attempts
+        check (attempt between 0 and max_attempts),
+    constraint live_job_lease_is_whole_or_absent check (
+        num_nulls(leased_at, lease_expires_at, lease_owner, lease_token_hash) % 4 = 0
+    )
+) with (
+    -- A row grows by its lease when first claimed and is updated in place: the claim
+    -- touches no indexed column, so while the page has room no index is written.
+    -- Filling pages to 50 % kept most claims in their page.
+    fillfactor = 50,
+    -- Every job leaves a few dead rows behind in minutes, so the table is vacuumed by
+    -- their number, not by its size, and at full speed.
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_insert_scale_factor = 0,
+    autovacuum_vacuum_insert_threshold = 20000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.2,
+    autovacuum_analyze_threshold = 5000,
+    -- Truncation would take an exclusive lock to give back pages that the next burst
+    -- of jobs needs again.
+    vacuum_truncate = off
+);
+comment on table live_job is
+'The jobs that have not ended: queued while without a lease, running with one.';
+comment on column live_job.available_at is
+'Not claimed before; moved by a retry. Never before the job was enqueued.';
+comment on column live_job.attempt is
+'How often the job was claimed. It never goes down: the fencing token.';
+comment on column live_job.max_attempts is
+'The attempts granted: as asked, and more by redrive.';
+comment on column live_job.lease_owner is 'The caller Instance that holds the lease.';
+comment on column live_job.lease_token_hash is
+'SHA-256 of the lease token; the token itself is nowhere in the database.';
+comment on column live_job.last_failure_code is
+'The code that the latest failed attempt reported.';
+
+-- claim walks this in order; next_available_at reads its first entries.
+create index if not exists live_job_claimable_idx
+on live_job (queue, available_at, job_id);
+
+create table if not exists attempt (
+    job_id           uuid             not null,
+    leased_at        instant          not null,
+    ended_at         instant          not null,
+    retry_at         instant,
+    attempt          integer          not null,
+    max_attempts     integer          not null,
+    retryable        boolean,
+    worker           text collate "C" not null,
+    outcome          attempt_outcome  not null,
+    failure_code     text collate "C",
+    lease_token_hash bytea            not null,
+
+    constraint attempt_pkey primary key (job_id, attempt)
+);
+comment on table attempt is
+'The evidence: one row for each attempt that has ended. Rows are never changed.';
+comment on column attempt.attempt is 'The fencing token of the attempt, from 1.';
+comment on column attempt.ended_at is
+'When the end was recorded; for lease_expired, by the claim that found it.';
+comment on column attempt.retry_at is 'When a retried job falls due again.';
+comment on column attempt.max_attempts is 'The attempts granted at that time.';
+comment on column attempt.retryable is
+'What the worker said of its failure; NULL where it reported none.';
+comment on column attempt.worker is 'The caller Instance that held the lease.';
+comment on column attempt.failure_code is
+'What the worker reported, or attempts_exhausted for a last lease that ran out.';
+comment on column attempt.lease_token_hash is
+'SHA-256 of the lease token: lets a repeated complete or fail answer as at first.';
+
+-- purge walks the oldest ends first.
+create index if not exists attempt_ended_at_idx on attempt (ended_at);
+
+create table if not exists operator_act (
+    operator_act_id bigint           not null generated always as identity,
+    acted_at        timestamptz      not null default clock_timestamp(),
+    operator        text collate "C" not null,
+    act             text collate "C" not null,
+    arguments       jsonb            not null,
+    job_count       integer          not null,
+
+    constraint operator_act_pkey primary key (operator_act_id)
+);
+comment on table operator_act is
+'The audit: who did which operator act, when, with what arguments, on how many jobs.';
+create or replace view error_code (sqlstate, name, meaning) as
+values
+    (
+        '42501'::text, 'unauthorized'::text,
+        'The role may not call this function, or is not a declared caller.'::text
+    ),
+    (
+        'LJ001', 'invalid_job',
+        'An argument of enqueue is out of bounds, or the queue is not declared.'
+    ),
+    (
+        'LJ002', 'idempotency_conflict',
+        'The producer has used this idempotency key for another intent.'
+    ),
+    ('LJ003', 'invalid_queue', 'The queue is not declared.'),
+    (
+        'LJ004', 'invalid_lease',
+        'The lease has expired, was superseded, has ended, or never was.'
+    ),
+    ('LJ005', 'invalid_failure', 'The failure code or its retryable mark is malformed.'),
+    ('LJ006', 'job_not_found', 'No such job; it may have been purged.'),
+    ('LJ007', 'invalid_argument', 'A limit, cut-off, array or document is out of range.'),
+    (
+        'LJ008', 'schema_not_ready',
+        'The schema is missing, older or newer than the client, or has drifted.'
+    );
+comment on view error_code is
+'Every SQLSTATE that is refused on purpose. Codes are only ever added.';
+comment on column error_code.sqlstate is 'What the driver reports.';
+comment on column error_code.name is 'The stable name, the same in every language.';
+
+create or replace view installed_version (version) as
+values (1);
+comment on view installed_version is
+'The version of this schema: the number of the last migration that changed it.';
+-- current_user is the owner inside a definer function, and session_user ignores SET
+-- ROLE. The role setting cannot be forged: setting it takes membership.
+create or replace function _caller()
+returns text
+language sql
+stable
+parallel restricted
+as $$
+    select coalesce(nullif(current_setting('role'), 'none'), session_user)::text
+$$;
+comment on function _caller() is
+'The caller Instance: the role in force by SET ROLE, else the session''s own.';
+create or replace function _callers_of(p_document jsonb)
+returns table (caller text, is_producer boolean, is_worker boolean, is_observer boolean)
+language sql
+stable
+as $$
+    select
+        c.name,
+        coalesce(p_document -> 'producer_instances' ? c.name, false),
+        coalesce(p_document -> 'worker_instances' ? c.name, false),
+        coalesce(p_document -> 'observer_instances' ? c.name, false)
+    from (
+        select p.value
+        from jsonb_array_elements_text(p_document -> 'producer_instances') as p
+        union
+        select w.value
+        from jsonb_array_elements_text(p_document -> 'worker_instances') as w
+        union
+        select o.value
+        from jsonb_array_elements_text(p_document -> 'observer_instances') as o
+    ) as c (name)
+$$;
+comment on function _callers_of(jsonb) is
+'The caller Instances that a configuration document declares, and what each may do.';
+-- PL/pgSQL, so that it stays a call: inlined, it would be set up by every enqueue.
+create or replace function _fault_of_names(
+    p_queue text,
+    p_kind text,
+    p_idempotency_key text
+)
+returns text
+language plpgsql
+stable
+as $$
+begin
+    return case
+        when not _is_name(p_queue, 128)
+            then 'queue must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -'
+        when not _is_name(p_kind, 256)
+            then 'kind must be 1 to 256 characters of A-Z a-z 0-9 . _ : / -'
+        when not _is_name(p_idempotency_key, 256)
+            then 'idempotency_key must be 1 to 256 characters of A-Z a-z 0-9 . _ : / -'
+    end;
+end;
+$$;
+comment on function _fault_of_names(text, text, text) is
+'Which of the names that enqueue was given is malformed, and its limit; NULL: none.';
+-- The form is proved before the cast, so that the cast can neither raise nor depend on
+-- DateStyle or TimeZone. No backslash: a caller may change what it means in a literal.
+create or replace function _instant_from_rfc3339(p_text text)
+returns timestamptz
+language sql
+stable
+as $$
+    select case
+        when p_text !~ (
+            '^(?!0000)[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])'
+            '[Tt]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?'
+            '([Zz]|[+-](0[0-9]|1[0-5]):[0-5][0-9])$'
+        )
+            then null
+        when substr(p_text, 9, 2)::integer > extract(
+            day from
+            make_date(substr(p_text, 1, 4)::integer, substr(p_text, 6, 2)::integer, 1)
+            + make_interval(months => 1, days => -1)
+        )
+            then null
+        else p_text::timestamptz
+    end
+$$;
+comment on function _instant_from_rfc3339(text) is
+'An RFC 3339 timestamp with its offset as an instant; NULL where it is none.';
+create or replace function _is_batch(p_dimensions integer[], p_lengths integer[])
+returns boolean
+language sql
+stable
+as $$
+    select (
+        1 = all (p_dimensions)
+        and p_lengths[1] = all (p_lengths)
+        and p_lengths[1] between 1 and 1000
+    ) is true
+$$;
+comment on function _is_batch(integer[], integer[]) is
+'Whether arrays of these dimensions and lengths are parallel lists of 1 to 1000 items.';
+create or replace function _is_name(p_text text, p_length integer)
+returns boolean
+language sql
+stable
+as $$
+    select (length(p_text) <= p_length and p_text ~ '^[A-Za-z0-9._:/-]+$') is true
+$$;
+comment on function _is_name(text, integer) is
+'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - and nothing else.';
+-- Run by every enqueue, so the names are proved together, and told apart only when one
+-- is wrong. The payload is looked at in an order that keeps hostile documents cheap: its
+-- size once detoasted (what the concatenation is for; stored, JSON takes at most four
+-- times its text), then depth, which bounds the walk, then every number, because one of
+-- ten bytes can be a hundred thousand digits long; and only then is text made of it.
+create or replace function _job_fault(
+    p_queue text,
+    p_kind text,
+    p_payload jsonb,
+    p_idempotency_key text,
+    p_available_at timestamptz,
+    p_max_attempts integer
+)
+returns text
+language sql
+stable
+as $$
+    select case
+        when (
+            length(p_queue) <= 128
+            and length(p_kind) <= 256
+            and length(p_idempotency_key) <= 256
+            and p_queue || ' ' || p_kind || ' ' || p_idempotency_key
+            ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
+        ) is not true
+            then _fault_of_names(p_queue, p_kind, p_idempotency_key)
+        when (p_max_attempts between 1 and 100) is not true
+            then 'max_attempts must be from 1 to 100'
+        when (
+            p_available_at >= '0001-01-01 00:00:00+00'
+            and p_available_at < '10000-01-01 00:00:00+00'
+        ) is false
+            then 'available_at must be finite, from the year 1 and before the year 10000'
+        when (jsonb_typeof(p_payload) = 'object') is not true
+            then 'payload must be a JSON object'
+        when pg_column_size(p_payload || '{}') > 2097152
+            then 'payload must be at most 262144 bytes as text'
+        when jsonb_path_match(
+            p_payload,
+            'strict exists($.**{129}) || exists($.** ? (
+                @.type() == "number"
+                && (@ > 1e308 || @ < -1e308 || (@ != 0 && @ < 1e-324 && @ > -1e-324))
+            ))'
+        )
+            then 'payload must be nested at most 128 levels deep, and hold no number '
+                 'beyond 1e308 or nearer to 0 than 1e-324'
+        when octet_length(p_payload::text) > 262144
+            then 'payload must be at most 262144 bytes as text'
+    end
+$$;
+comment on function _job_fault(text, text, jsonb, text, timestamptz, integer) is
+'What is wrong with the arguments of enqueue, naming argument and limit; NULL: nothing.';
+-- A CASE decides before each cast, so that no item can raise and spoil its neighbours.
+-- The planner inlines this into the statement that reads it.
+create or replace function _jobs_from(p_jobs jsonb)
+returns table (
+    "position" integer,
+    queue text,
+    kind text,
+    payload jsonb,
+    idempotency_key text,
+    available_at timestamptz,
+    max_attempts integer,
+    is_valid boolean
+)
+language sql
+stable
+rows 1000
+as $$
+    select
+        f.position, f.queue, f.kind, f.payload, f.idempotency_key,
+        f.available_at, f.max_attempts,
+        f.is_known
+        and (f.available_at is not null or f.is_at_once)
+        and _job_fault(
+            f.queue, f.kind, f.payload, f.idempotency_key,
+            f.available_at, f.max_attempts
+        ) is null
+    from (
+        select
+            i.ordinality::integer as position,
+            case when jsonb_typeof(i.value -> 'queue') = 'string'
+                then i.value ->> 'queue'
+            end as queue,
+            case when jsonb_typeof(i.value -> 'kind') = 'string'
+                then i.value ->> 'kind'
+            end as kind,
+            i.value -> 'payload' as payload,
+            case when jsonb_typeof(i.value -> 'idempotency_key') = 'string'
+                then i.value ->> 'idempotency_key'
+            end as idempotency_key,
+            case when jsonb_typeof(i.value -> 'available_at') = 'string'
+                then _instant_from_rfc3339(i.value ->> 'available_at')
+            end as available_at,
+            coalesce(i.value -> 'available_at', 'null') = 'null' as is_at_once,
+            case
+                when not i.value ? 'max_attempts'
+                    then 3
+                when i.value -> 'max_attempts' between '1' and '100'
+                    and (i.value -> 'max_attempts')::numeric % 1 = 0
+                    then (i.value -> 'max_attempts')::integer
+            end as max_attempts,
+            case when jsonb_typeof(i.value) = 'object'
+                then i.value - array[
+                    'queue', 'kind', 'payload', 'idempotency_key', 'available_at',
+                    'max_attempts'
+                ] = '{}'
+                else false
+            end as is_known
+        from jsonb_array_elements(p_jobs) with ordinality as i
+        offset 0
+    ) as f
+$$;
+comment on function _jobs_from(jsonb) is
+'The items of enqueue_many in input order, typed strictly, and whether each is valid.';
+-- 48 bits of milliseconds, the version, 12 bits of the rest of the millisecond, and
+-- the variant and random half of a version 4 UUID.
+create or replace function _new_job_id(p_at timestamptz)
+returns uuid
+language sql
+volatile
+as $$
+    select encode(
+        int8send(
+            (((extract(epoch from p_at) * 1000000)::bigint / 1000) << 16)
+            | (7 << 12)
+            | ((extract(epoch from p_at) * 1000000)::bigint % 1000 * 4096 / 1000)
+        )
+        || substr(uuid_send(gen_random_uuid()), 9),
+        'hex'
+    )::uuid
+$$;
+comment on function _new_job_id(timestamptz) is
+'A UUID version 7 of the given instant: ids sort by it down to a microsecond.';
+create or replace function _require_queue(p_queue text)
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if not exists (select from queue as q where q.queue = p_queue) then
+        raise exception using
+            errcode = 'LJ003',
+            message = 'queue is not declared',
+            hint    = 'Name a queue that the configuration declares.';
+    end if;
+end;
+$$;
+comment on function _require_queue(text) is
+'Refuses a queue that is not declared (LJ003).';
+-- The caller holds the rows. A row of evidence that is there already, by whatever
+-- accident, must not keep a queue from going on.
+create or replace function _retire(p_job_ids uuid[], p_limit integer)
+returns integer
+language sql
+volatile
+as $$
+    with ended as (
+        delete from live_job as l
+        where l.job_id in (
+            select e.job_id
+            from live_job as e
+            where
+                e.job_id = any (p_job_ids)
+                and e.lease_owner is not null
+                and e.attempt >= e.max_attempts
+            order by e.available_at, e.job_id
+            limit p_limit
+        )
+        returning l.*
+    ),
+    evidence as (
+        insert into attempt (
+            job_id, leased_at, ended_at, attempt, max_attempts,
+            worker, outcome, failure_code, lease_token_hash
+        )
+        select
+            e.job_id, e.leased_at, clock_timestamp(), e.attempt, e.max_attempts,
+            e.lease_owner, 'lease_expired', 'attempts_exhausted', e.lease_token_hash
+        from ended as e
+        on conflict (job_id, attempt) do nothing
+    )
+    select count(*)::integer from ended
+$$;
+comment on function _retire(uuid[], integer) is
+'Ends the jobs among these whose last attempt''s lease ran out; answers how many.';
+-- The exponent is clamped where base * 2^17 is above every permitted maximum, so the
+-- product can neither overflow nor lose its bound.
+create or replace function _retry_at(
+    p_failed_at timestamptz,
+    p_attempt integer,
+    p_base_seconds integer,
+    p_max_seconds integer,
+    p_jitter double precision
+)
+returns timestamptz
+language sql
+volatile
+as $$
+    select p_failed_at + make_interval(
+        secs => (1 - p_jitter * random()) * least(
+            p_base_seconds * 2.0::double precision ^ least(p_attempt - 1, 17),
+            p_max_seconds
+        )
+    )
+$$;
+comment on function _retry_at(
+    timestamptz, integer, integer, integer, double precision
+) is
+'When a failed attempt may be repeated: base * 2^(attempt - 1) seconds on, at most max, '
+'less what jitter takes off.';
+create or replace function claim(p_queue text, p_limit integer default 1)
+returns setof leased_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_caller   text;
+    v_lease    interval;
+    v_is_known boolean;
+    v_now      timestamptz := clock_timestamp();
+    v_at       timestamptz := timestamptz '-infinity';
+    v_job_id   uuid        := uuid '00000000-0000-0000-0000-000000000000';
+    v_due      uuid[];
+    v_lapsed   bigint;
+    v_wanted   integer     := p_limit;
+    v_leased   integer;
+    v_retire   integer     := 64;
+begin
+    select c.caller, make_interval(secs => i.lease_seconds), q.queue is not null
+    into v_caller, v_lease, v_is_known
+    from caller as c
+    cross join instance as i
+    left join queue as q on q.queue = p_queue
+    where c.caller = _caller() and c.is_worker;
+    if not found then
+        raise exception using
+            errcode = '42501',
+            message = format('role %I is not a declared worker', _caller()),
+            hint    = 'SET ROLE to a role that worker_instances names.';
+    end if;
+    if not v_is_known then
+        perform _require_queue(p_queue);
+    end if;
+    if (p_limit between 1 and 1000) is not true then
+        raise exception using errcode = 'LJ007', message = 'limit must be from 1 to 1000';
+    end if;
+
+    loop
+        -- The rows are locked before anything is written, and no more than are wanted:
+        -- an update that joins its own candidates may, under some plans, take them all.
+        select array_agg(d.job_id), count(d.lease_owner), max(d.available_at)
+        into v_due, v_lapsed, v_at
+        from (
+            select l.job_id, l.available_at, l.lease_owner
+            from live_job as l
+            where
+                l.queue = p_queue
+                and l.available_at <= v_now
+                and (l.available_at, l.job_id) > (v_at, v_job_id)
+                and (l.lease_expires_at is null or l.lease_expires_at <= v_now)
+                and (l.attempt < l.max_attempts or v_retire > 0)
+            order by l.available_at, l.job_id
+            limit v_wanted
+            for update skip locked
+        ) as d;
+        exit when v_due is null;
+
+        if v_lapsed > 0 then
+            v_retire := v_retire - _retire(v_due, v_retire);
+            insert into attempt (
+                job_id, leased_at, ended_at, attempt, max_attempts,
+                worker, outcome, lease_token_hash
+            )
+            select
+                l.job_id, l.leased_at, clock_timestamp(), l.attempt, l.max_attempts,
+                l.lease_owner, 'lease_expired', l.lease_token_hash
+            from live_job as l
+            where
+                l.job_id = any (v_due)
+                and l.lease_owner is not null
+                and l.attempt < l.max_attempts
+            on conflict (job_id, attempt) do nothing;
+        end if;
+
+        -- No column of an index changes: the new version stays in its page and the
+        -- index is left alone.
+        v_now := clock_timestamp();
+        return query
+        with leased as (
+            update live_job as l
+            set
+                attempt = l.attempt + 1,
+                leased_at = v_now,
+                lease_expires_at = v_now + v_lease,
+                lease_owner = v_caller,
+                lease_token_hash = sha256(convert_to(d.lease_token, 'UTF8'))
+            from (
+                select
+                    u.job_id, u.ordinality,
+                    'job_lease_' || encode(
+                        uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
+                        'hex'
+                    ) as lease_token
+                from unnest(v_due) with ordinality as u (job_id)
+            ) as d
+            join job as j on j.job_id = d.job_id
+            where l.job_id = d.job_id and l.attempt < l.max_attempts
+            returning
+                d.ordinality, d.lease_token, j.kind, j.payload, j.created_at,
+                l.job_id, l.queue, l.attempt, l.max_attempts, l.lease_expires_at
+        )
+        select
+            r.job_id, r.queue::text, r.kind::text, r.payload::jsonb,
+            r.attempt, r.max_attempts,
+            r.lease_token, r.lease_expires_at::timestamptz, r.created_at::timestamptz
+        from leased as r
+        order by r.ordinality;
+        get diagnostics v_leased = row_count;
+
+        -- Rows that could not be leased were retired or passed over: look behind them.
+        exit when v_leased = cardinality(v_due) or cardinality(v_due) < v_wanted;
+        v_job_id := v_due[cardinality(v_due)];
+        v_wanted := v_wanted - v_leased;
+    end loop;
+end;
+$$;
+comment on function claim(text, integer) is
+'Leases up to p_limit due jobs of a queue, oldest due first, each with its attempt (the '
+'fencing token) and a fresh lease token; no row where none is due. Reclaims lapsed '
+'leases and ends up to 64 jobs whose last one lapsed. Refuses an undeclared caller '
+'(42501), an undeclared queue (LJ003), a limit outside 1 to 1000 (LJ007).';
+create or replace function complete(p_job_id uuid, p_lease_token text)
+returns boolean
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+begin
+    -- The insert judges the lease once the delete holds the row. Where it has expired,
+    -- nothing is inserted and the refusal below undoes the delete.
+    with ended as (
+        delete from live_job as l
+        where
+            l.job_id = p_job_id
+            and l.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))
+            and l.lease_owner = _caller()
+        returning l.*
+    )
+    insert into attempt (
+        job_id, leased_at, ended_at, attempt, max_attempts,
+        worker, outcome, lease_token_hash
+    )
+    select
+        e.job_id, e.leased_at, clock_timestamp(), e.attempt, e.max_attempts,
+        e.lease_owner, 'succeeded', e.lease_token_hash
+    from ended as e
+    where e.lease_expires_at > clock_timestamp();
+    if found then
+        return true;
+    end if;
+
+    -- The first answer may have been lost on its way.
+    perform
+    from attempt as a
+    where
+        a.job_id = p_job_id
+        and a.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))
+        and a.worker = _caller()
+        and a.outcome = 'succeeded';
+    if not found then
+        raise exception using
+            errcode = 'LJ004',
+            message = 'the job is not leased under the lease presented',
+            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+    end if;
+    return true;
+end;
+$$;
+comment on function complete(uuid, text) is
+'Ends a job as succeeded, in the caller''s transaction; repeated under the same lease it '
+'answers true once more. Refuses a lease that is not live and the caller''s own (LJ004).';
+create or replace function complete_many(p_job_ids uuid[], p_lease_tokens text[])
+returns setof completed_item
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+as $$
+begin
+    if not _is_batch(
+        array[array_ndims(p_job_ids), array_ndims(p_lease_tokens)],
+        array[cardinality(p_job_ids), cardinality(p_lease_tokens)]
+    ) then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+    end if;
+
+    -- Rows are locked in the order of their ids, as everywhere, and each lease is
+    -- judged by what the lock returned: the delete itself sees an older version.
+    with mine as materialized (
+        select l.*
+        from unnest(p_job_ids, p_lease_tokens) as i (job_id, lease_token)
+        join live_job as l
+            on
+                l.job_id = i.job_id
+                and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+                and l.lease_owner = _caller()
+        order by l.job_id
+        for update of l
+    ),
+    ended as (
+        delete from live_job as l
+        using mine as m
+        where l.job_id = m.job_id and m.lease_expires_at > clock_timestamp()
+        returning m.*
+    )
+    insert into attempt (
+        job_id, leased_at, ended_at, attempt, max_attempts,
+        worker, outcome, lease_token_hash
+    )
+    select
+        e.job_id, e.leased_at, clock_timestamp(), e.attempt, e.max_attempts,
+        e.lease_owner, 'succeeded', e.lease_token_hash
+    from ended as e;
+
+    -- The answers are read from the evidence, which also repeats an answer that was
+    -- lost, and answers an item given twice twice.
+    return query
+    select
+        i.ordinality::integer,
+        i.job_id,
+        case when a.job_id is null then 'invalid_lease' else 'completed' end
+    from unnest(p_job_ids, p_lease_tokens) with ordinality as i (job_id, lease_token)
+    left join attempt as a
+        on
+            a.job_id = i.job_id
+            and a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            and a.worker = _caller()
+            and a.outcome = 'succeeded'
+    order by i.ordinality;
+end;
+$$;
+comment on function complete_many(uuid[], text[]) is
+'Completes many jobs at once and answers one row an item in input order: completed or '
+'invalid_lease. Refuses other than two parallel lists of 1 to 1000 items (LJ007).';
+create or replace function enqueue(
+    p_queue text,
+    p_kind text,
+    p_payload jsonb,
+    p_idempotency_key text,
+    p_available_at timestamptz default null,
+    p_max_attempts integer default 3
+)
+returns enqueued_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_fault   text        := _job_fault(
+        p_queue, p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
+    );
+    v_answer  enqueued_job;
+    v_is_same boolean;
+begin
+    loop
+        -- The insert itself proves caller and queue: nearly every call needs to ask no
+        -- more. What refused it is found out only afterwards.
+        if v_fault is null then
+            insert into job (
+                job_id, created_at, available_at, max_attempts,
+                producer, queue, kind, idempotency_key, payload
+            )
+            select
+                _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
+                c.caller, q.queue, p_kind, p_idempotency_key, p_payload
+            from caller as c
+            cross join queue as q
+            where c.caller = _caller() and c.is_producer and q.queue = p_queue
+            on conflict (producer, idempotency_key) do nothing
+            returning job_id, true into v_answer;
+        end if;
+        if v_answer.created then
+            insert into live_job (job_id, available_at, attempt, max_attempts, queue)
+            values (
+                v_answer.job_id, greatest(p_available_at, v_now), 0, p_max_attempts,
+                p_queue
+            );
+            return v_answer;
+        end if;
+
+        if not exists (
+            select from caller as c where c.caller = _caller() and c.is_producer
+        ) then
+            raise exception using
+                errcode = '42501',
+                message = format('role %I is not a declared producer', _caller()),
+                hint    = 'SET ROLE to a role that producer_instances names.';
+        end if;
+        if v_fault is null
+            and not exists (select from queue as q where q.queue = p_queue) then
+            v_fault := format('queue %s is not declared', p_queue);
+        end if;
+        if v_fault is not null then
+            raise exception using errcode = 'LJ001', message = v_fault;
+        end if;
+
+        -- The insert may have waited for a commit that its snapshot does not show; this
+        -- one does. A purge may take the row in between: then once more.
+        select
+            j.job_id,
+            (j.queue, j.kind, j.payload, j.max_attempts)
+            = (p_queue, p_kind, p_payload, p_max_attempts)
+            and j.available_at is not distinct from p_available_at
+        into v_answer.job_id, v_is_same
+        from job as j
+        where j.producer = _caller() and j.idempotency_key = p_idempotency_key;
+        exit when found;
+    end loop;
+
+    if not v_is_same then
+        raise exception using
+            errcode = 'LJ002',
+            message = 'idempotency_key was used for another intent',
+            hint    = 'Repeat the first intent unchanged, or choose a new key.';
+    end if;
+    v_answer.created := false;
+    return v_answer;
+end;
+$$;
+comment on function enqueue(text, text, jsonb, text, timestamptz, integer) is
+'Makes a job durable and says whether this call created it: the same key with the same '
+'intent answers with the first job. Refuses an undeclared caller (42501), an argument '
+'out of bounds or an undeclared queue (LJ001), a key used for another intent (LJ002).';
+create or replace function enqueue_many(p_jobs jsonb)
+returns setof enqueued_item
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+as $$
+declare
+    v_caller text;
+    v_now    timestamptz := clock_timestamp();
+    v_ids    uuid[];
+    v_new    integer     := 0;
+    v_count  integer;
+    v_items  enqueued_item[];
+begin
+    select c.caller into v_caller
+    from caller as c
+    where c.caller = _caller() and c.is_producer;
+    if not found then
+        raise exception using
+            errcode = '42501',
+            message = format('role %I is not a declared producer', _caller()),
+            hint    = 'SET ROLE to a role that producer_instances names.';
+    end if;
+    if (jsonb_typeof(p_jobs) = 'array') is not true then
+        raise exception using errcode = 'LJ001', message = 'jobs must be a JSON array';
+    end if;
+    if jsonb_array_length(p_jobs) not between 1 and 1000 then
+        raise exception using errcode = 'LJ007', message = 'jobs must be 1 to 1000 items';
+    end if;
+
+    -- An item's id tells its position, and its instant is one microsecond after its
+    -- predecessor's: input order is order of enqueueing.
+    v_ids := array(
+        select _new_job_id(v_now + make_interval(secs => n * 1e-6))
+        from generate_series(1, jsonb_array_length(p_jobs)) as n
+    );
+    loop
+        -- Keys go in sorted, so that no two batches wait for each other.
+        with fresh as (
+            insert into job (
+                job_id, created_at, available_at, max_attempts,
+                producer, queue, kind, idempotency_key, payload
+            )
+            select
+                v_ids[i.position], v_now + make_interval(secs => i.position * 1e-6),
+                i.available_at, i.max_attempts,
+                v_caller, i.queue, i.kind, i.idempotency_key, i.payload
+            from (
+                select distinct on (f.idempotency_key collate "C") f.*
+                from _jobs_from(p_jobs) as f
+                where f.is_valid and f.queue in (select q.queue from queue as q)
+                order by f.idempotency_key collate "C", f.position
+            ) as i
+            on conflict (producer, idempotency_key) do nothing
+            returning job_id, available_at, created_at, max_attempts, queue
+        )
+        insert into live_job (job_id, available_at, attempt, max_attempts, queue)
+        select
+            f.job_id, greatest(f.available_at, f.created_at), 0, f.max_attempts, f.queue
+        from fresh as f;
+        get diagnostics v_count = row_count;
+        v_new := v_new + v_count;
+        if v_new = cardinality(v_ids) then
+            return query
+            select n, v_ids[n], 'created'
+            from generate_series(1, cardinality(v_ids)) as n;
+            return;
+        end if;
+
+        -- As in enqueue, a statement of its own; an item with neither a job nor a
+        -- fault was purged in between, and the batch goes round again.
+        select array_agg(
+            (
+                i.position,
+                case when r.outcome in ('created', 'existing') then r.job_id end,
+                r.outcome
+            )::enqueued_item
+            order by i.position
+        )
+        into v_items
+        from (
+            select f.*, f.is_valid and f.queue in (select q.queue from queue as q) as ok
+            from _jobs_from(p_jobs) as f
+            offset 0
+        ) as i
+        left join job as j
+            on i.ok and j.producer = v_caller and j.idempotency_key = i.idempotency_key
+        cross join lateral (
+            select
+                j.job_id,
+                case
+                    when not i.ok then 'invalid_job'
+                    when j.job_id = v_ids[i.position] then 'created'
+                    when
+                        (j.queue, j.kind, j.payload, j.max_attempts)
+                        = (i.queue, i.kind, i.payload, i.max_attempts)
+                        and j.available_at is not distinct from i.available_at
+                        then 'existing'
+                    when j.job_id is not null then 'conflict'
+                end as outcome
+        ) as r;
+        exit when not exists (select from unnest(v_items) as u where u.outcome is null);
+    end loop;
+    return query select u.* from unnest(v_items) as u;
+end;
+$$;
+comment on function enqueue_many(jsonb) is
+'Makes an array of jobs durable, each an object with the fields of enqueue, and answers '
+'one row an item in input order; a bad item spoils no other. Refuses an undeclared '
+'caller (42501), what is no array (LJ001), and other than 1 to 1000 items (LJ007).';
+create or replace function fail(
+    p_job_id uuid,
+    p_lease_token text,
+    p_failure_code text,
+    p_retryable boolean
+)
+returns failed_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_hash     bytea := sha256(convert_to(p_lease_token, 'UTF8'));
+    v_job      live_job;
+    v_now      timestamptz;
+    v_retry_at timestamptz;
+    v_answer   failed_job;
+begin
+    if not _is_name(p_failure_code, 128) then
+        raise exception using
+            errcode = 'LJ005',
+            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+    end if;
+    if p_retryable is null then
+        raise exception using errcode = 'LJ005', message = 'retryable must not be NULL';
+    end if;
+
+    select l.* into v_job
+    from live_job as l
+    where
+        l.job_id = p_job_id
+        and l.lease_token_hash = v_hash
+        and l.lease_owner = _caller()
+    for update;
+
+    if not found then
+        -- The first answer may have been lost on its way.
+        select case a.outcome when 'retried' then 'queued' else 'failed' end,
+            a.retry_at::timestamptz
+        into v_answer
+        from attempt as a
+        where
+            a.job_id = p_job_id
+            and a.lease_token_hash = v_hash
+            and a.worker = _caller()
+            and a.failure_code = p_failure_code
+            and a.retryable = p_retryable;
+        if found then
+            return v_answer;
+        end if;
+    end if;
+
+    -- The lock may have been waited for, so the clock is read behind it.
+    v_now := clock_timestamp();
+    if (v_job.lease_expires_at > v_now) is not true then
+        raise exception using
+            errcode = 'LJ004',
+            message = 'the job is not leased under the lease presented',
+            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+    end if;
+
+    if p_retryable and v_job.attempt < v_job.max_attempts then
+        update live_job as l
+        set
+            available_at = _retry_at(
+                v_now, v_job.attempt,
+                i.retry_base_seconds, i.retry_max_seconds, i.retry_jitter
+            ),
+            leased_at = null,
+            lease_expires_at = null,
+            lease_owner = null,
+            lease_token_hash = null,
+            last_failure_code = p_failure_code
+        from instance as i
+        where l.job_id = p_job_id
+        returning l.available_at::timestamptz into v_retry_at;
+    else
+        delete from live_job as l where l.job_id = p_job_id;
+    end if;
+
+    insert into attempt (
+        job_id, leased_at, ended_at, retry_at, attempt, max_attempts,
+        retryable, worker, outcome, failure_code, lease_token_hash
+    )
+    values (
+        p_job_id, v_job.leased_at, v_now, v_retry_at, v_job.attempt, v_job.max_attempts,
+        p_retryable, v_job.lease_owner,
+        case when v_retry_at is null then 'failed' else 'retried' end,
+        p_failure_code, v_hash
+    );
+    return (case when v_retry_at is null then 'failed' else 'queued' end, v_retry_at);
+end;
+$$;
+comment on function fail(uuid, text, text, boolean) is
+'Records a failed attempt: queued again with the time the job falls due, or failed for '
+'good where it is not retryable or no attempt is left; repeated under the same lease it '
+'answers the same. Refuses a malformed code or mark (LJ005), and a lease that is not '
+'live and the caller''s own (LJ004).';
+create or replace function fail_many(
+    p_job_ids uuid[],
+    p_lease_tokens text[],
+    p_failure_codes text[],
+    p_retryable boolean[]
+)
+returns setof failed_item
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+as $$
+begin
+    if not _is_batch(
+        array[
+            array_ndims(p_job_ids), array_ndims(p_lease_tokens),
+            array_ndims(p_failure_codes), array_ndims(p_retryable)
+        ],
+        array[
+            cardinality(p_job_ids), cardinality(p_lease_tokens),
+            cardinality(p_failure_codes), cardinality(p_retryable)
+        ]
+    ) then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'job_ids, lease_tokens, failure_codes and retryable must be '
+                      'parallel lists of 1 to 1000 items';
+    end if;
+
+    -- Locked and judged as in complete_many; of an item given twice the first counts.
+    with mine as materialized (
+        select l.*, i.ordinality, i.failure_code, i.retryable
+        from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
+        with ordinality as i (job_id, lease_token, failure_code, retryable)
+        join live_job as l
+            on
+                l.job_id = i.job_id
+                and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+                and l.lease_owner = _caller()
+        where _is_name(i.failure_code, 128) and i.retryable is not null
+        order by l.job_id
+        for update of l
+    ),
+    judged as materialized (
+        select distinct on (m.job_id) m.*, clock_timestamp() as ended_at
+        from mine as m
+        where m.lease_expires_at > clock_timestamp()
+        order by m.job_id, m.ordinality
+    ),
+    decided as materialized (
+        select
+            j.*,
+            case when j.retryable and j.attempt < j.max_attempts
+                then _retry_at(
+                    j.ended_at, j.attempt,
+                    n.retry_base_seconds, n.retry_max_seconds, n.retry_jitter
+                )
+            end as retry_at
+        from judged as j
+        cross join instance as n
+    ),
+    requeued as (
+        update live_job as l
+        set
+            available_at = d.retry_at,
+            leased_at = null,
+            lease_expires_at = null,
+            lease_owner = null,
+            lease_token_hash = null,
+            last_failure_code = d.failure_code
+        from decided as d
+        where l.job_id = d.job_id and d.retry_at is not null
+    ),
+    ended as (
+        delete from live_job as l
+        using decided as d
+        where l.job_id = d.job_id and d.retry_at is null
+    )
+    insert into attempt (
+        job_id, leased_at, ended_at, retry_at, attempt, max_attempts,
+        retryable, worker, outcome, failure_code, lease_token_hash
+    )
+    select
+        d.job_id, d.leased_at, d.ended_at, d.retry_at, d.attempt, d.max_attempts,
+        d.retryable, d.lease_owner,
+        case when d.retry_at is null then 'failed' else 'retried' end,
+        d.failure_code, d.lease_token_hash
+    from decided as d;
+
+    return query
+    select
+        i.ordinality::integer,
+        i.job_id,
+        case
+            when not _is_name(i.failure_code, 128) or i.retryable is null
+                then 'invalid_failure'
+            when a.job_id is null then 'invalid_lease'
+            when a.outcome = 'retried' then 'queued'
+            else 'failed'
+        end,
+        a.retry_at::timestamptz
+    from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
+    with ordinality as i (job_id, lease_token, failure_code, retryable)
+    left join attempt as a
+        on
+            a.job_id = i.job_id
+            and a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            and a.worker = _caller()
+            and a.failure_code = i.failure_code
+            and a.retryable = i.retryable
+    order by i.ordinality;
+end;
+$$;
+comment on function fail_many(uuid[], text[], text[], boolean[]) is
+'Fails many attempts at once and answers one row an item in input order: queued with '
+'the time it falls due, failed, invalid_lease or invalid_failure. Refuses other than '
+'four parallel lists of 1 to 1000 items (LJ007).';
+create or replace function next_available_at(p_queue text)
+returns timestamptz
+language plpgsql
+stable
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_queued  timestamptz;
+    v_lapsing timestamptz;
+begin
+    perform _require_queue(p_queue);
+
+    select l.available_at::timestamptz into v_queued
+    from live_job as l
+    where l.queue = p_queue and l.lease_expires_at is null
+    order by l.available_at, l.job_id
+    limit 1;
+    if v_queued <= v_now then
+        return v_queued;
+    end if;
+
+    -- Nothing is due, so whatever lies before now is running, and only that is read.
+    select min(l.lease_expires_at)::timestamptz into v_lapsing
+    from live_job as l
+    where l.queue = p_queue and l.available_at <= v_now;
+    return least(v_queued, v_lapsing);
+end;
+$$;
+comment on function next_available_at(text) is
+'When the next job of a queue falls due, lapsing leases included; NULL while it is '
+'empty. For a worker''s sleep: dear while thousands run. Refuses an undeclared queue '
+'(LJ003).';
+create or replace function renew(p_job_id uuid, p_lease_token text)
+returns timestamptz
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_expires_at timestamptz;
+    v_lease      interval;
+    v_now        timestamptz;
+begin
+    -- Only the caller's own lease is locked: a made-up token holds up nobody.
+    select l.lease_expires_at::timestamptz, make_interval(secs => i.lease_seconds)
+    into v_expires_at, v_lease
+    from live_job as l
+    cross join instance as i
+    where
+        l.job_id = p_job_id
+        and l.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))
+        and l.lease_owner = _caller()
+    for update of l;
+
+    -- The lock may have been waited for, so the clock is read behind it.
+    v_now := clock_timestamp();
+    if (v_expires_at > v_now) is not true then
+        raise exception using
+            errcode = 'LJ004',
+            message = 'the job is not leased under the lease presented',
+            hint    = 'The lease expired, was superseded or has ended; stop this work.';
+    end if;
+
+    update live_job as l
+    set lease_expires_at = greatest(v_expires_at, v_now + v_lease)
+    where l.job_id = p_job_id
+    returning l.lease_expires_at::timestamptz into v_expires_at;
+    return v_expires_at;
+end;
+$$;
+comment on function renew(uuid, text) is
+'Extends a live lease by the Instance''s lease_seconds from now, never shortening it, '
+'and answers its new end. Refuses a lease that is not live and the caller''s own '
+'(LJ004).';
+create or replace function renew_many(p_job_ids uuid[], p_lease_tokens text[])
+returns setof renewed_item
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+as $$
+declare
+    v_mine uuid[];
+    v_now  timestamptz;
+begin
+    if not _is_batch(
+        array[array_ndims(p_job_ids), array_ndims(p_lease_tokens)],
+        array[cardinality(p_job_ids), cardinality(p_lease_tokens)]
+    ) then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+    end if;
+
+    -- A row that somebody holds is passed over: waiting behind this worker's own
+    -- uncommitted complete would let its other leases run out. One element an item,
+    -- NULL where nothing was locked.
+    select array_agg(m.job_id order by i.ordinality)
+    into v_mine
+    from unnest(p_job_ids, p_lease_tokens) with ordinality as i (job_id, lease_token)
+    left join lateral (
+        select l.job_id
+        from live_job as l
+        where
+            l.job_id = i.job_id
+            and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            and l.lease_owner = _caller()
+        for update skip locked
+    ) as m on true;
+
+    v_now := clock_timestamp();
+    update live_job as l
+    set lease_expires_at = greatest(
+        l.lease_expires_at, v_now + make_interval(secs => n.lease_seconds)
+    )
+    from instance as n
+    where l.job_id = any (v_mine) and l.lease_expires_at > v_now;
+
+    return query
+    select
+        i.ordinality::integer,
+        i.job_id,
+        case when v_mine[i.ordinality] is not null
+            then l.lease_expires_at::timestamptz
+        end,
+        case
+            when l.job_id is null then 'invalid_lease'
+            when v_mine[i.ordinality] is null then 'busy'
+            else 'renewed'
+        end
+    from unnest(p_job_ids, p_lease_tokens) with ordinality as i (job_id, lease_token)
+    left join live_job as l
+        on
+            l.job_id = i.job_id
+            and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            and l.lease_owner = _caller()
+            and l.lease_expires_at > v_now
+    order by i.ordinality;
+end;
+$$;
+comment on function renew_many(uuid[], text[]) is
+'Renews many leases at once and answers one row an item in input order: renewed with '
+'its new end, invalid_lease, or busy where another session holds the job''s row at the '
+'moment. Refuses other than two parallel lists of 1 to 1000 items (LJ007).';
+create or replace function inspect(p_job_id uuid)
+returns inspected_job
+language plpgsql
+stable
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_answer inspected_job;
+begin
+    select
+        j.job_id,
+        j.queue,
+        j.kind,
+        case
+            when l.lease_owner is not null then 'running'
+            when l.job_id is not null then 'queued'
+            when a.outcome = 'succeeded' then 'succeeded'
+            else 'failed'
+        end,
+        coalesce(l.attempt, a.attempt),
+        coalesce(l.max_attempts, a.max_attempts),
+        coalesce(l.available_at, greatest(j.available_at, j.created_at))::timestamptz,
+        l.lease_expires_at::timestamptz,
+        coalesce(l.last_failure_code, f.failure_code),
+        j.created_at::timestamptz,
+        greatest(j.created_at, l.leased_at, a.ended_at)::timestamptz,
+        j.producer,
+        coalesce(l.lease_owner, a.worker),
+        case when l.job_id is null then a.ended_at::timestamptz end
+    into v_answer
+    from job as j
+    left join live_job as l on l.job_id = j.job_id
+    left join lateral (
+        select e.*
+        from attempt as e
+        where e.job_id = j.job_id
+        order by e.attempt desc
+        limit 1
+    ) as a on true
+    left join lateral (
+        select e.failure_code
+        from attempt as e
+        where e.job_id = j.job_id and e.failure_code is not null
+        order by e.attempt desc
+        limit 1
+    ) as f on true
+    where j.job_id = p_job_id;
+    if not found then
+        raise exception using
+            errcode = 'LJ006',
+            message = 'no such job',
+            hint    = 'It may have been purged, or belong to another Instance.';
+    end if;
+    return v_answer;
+end;
+$$;
+comment on function inspect(uuid) is
+'The durable evidence of one job: identity, status, attempts, lease and retry state, '
+'last failure code; never its payload or key. Changes nothing. Refuses an unknown job '
+'(LJ006).';
+-- Runs with the rights of whoever calls it, and only the owner may.
+create or replace function configure(p_document jsonb)
+returns boolean
+language plpgsql
+set search_path from current
+as $$
+declare
+    v_queues  text[] := array(
+        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
+    );
+    v_field   text;
+    v_count   integer;
+    v_changes integer := 0;
+begin
+    select k.name into v_field
+    from jsonb_object_keys(p_document) as k (name)
+    where k.name not in (
+        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
+        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
+        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
+        'observer_instances'
+    );
+    if found then
+        raise exception using
+            errcode = 'LJ007',
+            message = format('%I is not a field of the configuration', v_field);
+    end if;
+    if (p_document ->> 'schema' = current_schema()) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = format('the document''s schema is not %I', current_schema());
+    end if;
+    if cardinality(v_queues) = 0
+        or (jsonb_array_length(p_document -> 'producer_instances') > 0) is not true
+        or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'queues, producer_instances and worker_instances must name something';
+    end if;
+
+    lock table instance in share row exclusive mode;
+    insert into instance as i (
+        lease_seconds, retry_base_seconds, retry_max_seconds,
+        retry_jitter, notify, retention_seconds
+    )
+    values (
+        (p_document -> 'lease_seconds')::integer,
+        (p_document -> 'retry_base_seconds')::integer,
+        (p_document -> 'retry_max_seconds')::integer,
+        coalesce((p_document ->> 'retry_jitter')::double precision, 0),
+        coalesce((p_document ->> 'notify')::boolean, true),
+        (p_document ->> 'retention_seconds')::bigint
+    )
+    on conflict (is_only) do update
+    set
+        lease_seconds = excluded.lease_seconds,
+        retry_base_seconds = excluded.retry_base_seconds,
+        retry_max_seconds = excluded.retry_max_seconds,
+        retry_jitter = excluded.retry_jitter,
+        notify = excluded.notify,
+        retention_seconds = excluded.retention_seconds,
+        configured_at = excluded.configured_at
+    where
+        (
+            i.lease_seconds, i.retry_base_seconds, i.retry_max_seconds,
+            i.retry_jitter, i.notify, i.retention_seconds
+        )
+        is distinct from (
+            excluded.lease_seconds, excluded.retry_base_seconds,
+            excluded.retry_max_seconds, excluded.retry_jitter, excluded.notify,
+            excluded.retention_seconds
+        );
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    insert into queue (queue)
+    select q.queue from unnest(v_queues) as q (queue)
+    on conflict (queue) do nothing;
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    -- Whoever enqueues has read the queue's row and so holds the table until its
+    -- transaction ends: behind this lock every job of the queue can be seen.
+    if exists (select from queue as q where q.queue <> all (v_queues)) then
+        lock table queue in access exclusive mode;
+        if exists (select from live_job as l where l.queue <> all (v_queues)) then
+            raise exception using
+                errcode = 'LJ007',
+                message = 'a queue that the document leaves out still has live jobs',
+                hint    = 'Declare it until its jobs have ended.';
+        end if;
+        delete from queue as q where q.queue <> all (v_queues);
+        v_changes := v_changes + 1;
+    end if;
+
+    delete from caller as c
+    where c.caller not in (select d.caller from _callers_of(p_document) as d);
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    insert into caller as c (caller, is_producer, is_worker, is_observer)
+    select d.caller, d.is_producer, d.is_worker, d.is_observer
+    from _callers_of(p_document) as d
+    on conflict (caller) do update
+    set
+        is_producer = excluded.is_producer,
+        is_worker = excluded.is_worker,
+        is_observer = excluded.is_observer
+    where
+        (c.is_producer, c.is_worker, c.is_observer)
+        is distinct from (excluded.is_producer, excluded.is_worker, excluded.is_observer);
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    if v_changes > 0 then
+        insert into operator_act (operator, act, arguments, job_count)
+        values (_caller(), 'configure', p_document, 0);
+    end if;
+    return v_changes > 0;
+end;
+$$;
+comment on function configure(jsonb) is
+'Stores policy, queues and callers as the configuration document has them, and answers '
+'whether anything changed; audited. For the owner alone; memberships are '
+'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave out a '
+'queue that has live jobs (LJ007).';
+create or replace function purge(p_before timestamptz, p_limit integer default 1000)
+returns integer
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_job_ids uuid[];
+    v_count   integer;
+begin
+    if (isfinite(p_before) and p_before <= clock_timestamp()) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'before must be a finite time that has passed';
+    end if;
+    if (p_limit between 1 and 10000) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'limit must be from 1 to 10000';
+    end if;
+
+    v_job_ids := array(
+        select j.job_id
+        from attempt as a
+        join job as j on j.job_id = a.job_id
+        where
+            a.ended_at < p_before
+            and not exists (
+                select from attempt as n
+                where n.job_id = a.job_id and n.attempt > a.attempt
+            )
+            and not exists (select from live_job as l where l.job_id = a.job_id)
+        order by a.ended_at
+        limit p_limit
+        for update of j skip locked
+    );
+
+    -- Between the look and the lock a job may have been redriven: a statement of its
+    -- own sees that.
+    with gone as (
+        delete from job as j
+        where
+            j.job_id = any (v_job_ids)
+            and not exists (select from live_job as l where l.job_id = j.job_id)
+        returning j.job_id
+    ),
+    evidence as (
+        delete from attempt as a
+        using gone as g
+        where a.job_id = g.job_id
+    )
+    select count(*)::integer into v_count from gone;
+
+    insert into operator_act (operator, act, arguments, job_count)
+    values (
+        _caller(), 'purge',
+        jsonb_build_object('before', p_before, 'limit', p_limit), v_count
+    );
+    return v_count;
+end;
+$$;
+comment on function purge(timestamptz, integer) is
+'Deletes up to p_limit jobs that ended before the given time, oldest end first, with '
+'their evidence and keys, and answers how many; audited. Call it until it answers 0. '
+'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 jobs '
+'(LJ007).';
+create or replace function redrive(p_job_id uuid, p_extra_attempts integer default 1)
+returns failed_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_now timestamptz;
+begin
+    if (p_extra_attempts between 1 and 100) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'extra_attempts must be from 1 to 100';
+    end if;
+
+    -- A lock that leaves a new version behind: a purge with an older snapshot then
+    -- fails to serialize, instead of deleting the job of a live row it cannot see.
+    update job as j set producer = j.producer where j.job_id = p_job_id;
+    if not found then
+        raise exception using
+            errcode = 'LJ006',
+            message = 'no such job',
+            hint    = 'It may have been purged, or belong to another Instance.';
+    end if;
+
+    v_now := clock_timestamp();
+    insert into live_job (
+        job_id, available_at, attempt, max_attempts, queue, last_failure_code
+    )
+    select
+        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue, a.failure_code
+    from job as j
+    cross join lateral (
+        select e.*
+        from attempt as e
+        where e.job_id = j.job_id
+        order by e.attempt desc
+        limit 1
+    ) as a
+    where
+        j.job_id = p_job_id
+        and a.outcome <> 'succeeded'
+        and not exists (select from live_job as l where l.job_id = j.job_id);
+    if not found then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'the job has not failed',
+            hint    = 'Only a job whose status is failed can be redriven.';
+    end if;
+
+    insert into operator_act (operator, act, arguments, job_count)
+    values (
+        _caller(), 'redrive',
+        jsonb_build_object('job_id', p_job_id, 'extra_attempts', p_extra_attempts), 1
+    );
+    return ('queued'::text, v_now);
+end;
+$$;
+comment on function redrive(uuid, integer) is
+'Queues a failed job again with that many more attempts, its history kept and its '
+'fencing token still growing; audited. Refuses an unknown job (LJ006), a job that has '
+'not failed, and other than 1 to 100 attempts (LJ007).';
+create or replace function retire_expired(p_limit integer default 1000)
+returns integer
+language plpgsql
+security definer
+set search_path from current
+set jit = off
+as $$
+declare
+    v_count integer;
+begin
+    if (p_limit between 1 and 10000) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'limit must be from 1 to 10000';
+    end if;
+
+    -- No index leads here, since one on the lease would be written by every claim: a
+    -- walk over the live rows, for an operator's hand and not for a loop.
+    v_count := _retire(
+        array(
+            select l.job_id
+            from live_job as l
+            where l.lease_expires_at <= clock_timestamp() and l.attempt >= l.max_attempts
+            limit p_limit
+            for update skip locked
+        ),
+        p_limit
+    );
+
+    insert into operator_act (operator, act, arguments, job_count)
+    values (
+        _caller(), 'retire_expired', jsonb_build_object('limit', p_limit), v_count
+    );
+    return v_count;
+end;
+$$;
+comment on function retire_expired(integer) is
+'Ends up to p_limit jobs whose last attempt''s lease ran out, as claim does while it '
+'passes, and answers how many; audited. Refuses other than 1 to 10000 jobs (LJ007).';
+-- The whole permission model. Everything the owner has here is taken from everybody
+-- else, then given out by this one list. The roles are found through the schema's
+-- owner, so that no file names an Instance.
+do $$
+declare
+    v_schema text := current_schema();
+    v_prefix text := (
+        select left(pg_get_userbyid(n.nspowner), -6)
+        from pg_namespace as n
+        where n.nspname = v_schema
+    );
+    v_others text;
+    v_object record;
+begin
+    select string_agg(format('%I', v_prefix || '_' || g.kind), ', ')
+    into v_others
+    from unnest(array['producer', 'worker', 'observer', 'operator']) as g (kind);
+    v_others := 'public, ' || v_others;
+
+    execute format('revoke all on schema %I from %s', v_schema, v_others);
+    for v_object in
+        select
+            case
+                when c.relkind in ('r', 'v') then 'table'
+                when c.relkind = 'S' then 'sequence'
+                else 'type'
+            end as kind,
+            format('%I.%I', v_schema, c.relname) as name
+        from pg_class as c
+        where
+            c.relnamespace = v_schema::regnamespace
+            and c.relkind in ('r', 'v', 'S', 'c')
+            and c.relowner = current_role::regrole
+        union all
+        select 'domain', format('%I.%I', v_schema, t.typname)
+        from pg_type as t
+        where t.typnamespace = v_schema::regnamespace and t.typtype = 'd'
+        union all
+        select 'routine', p.oid::regprocedure::text
+        from pg_proc as p
+        where p.pronamespace = v_schema::regnamespace
+    loop
+        execute format(
+            'revoke all on %s %s from %s', v_object.kind, v_object.name, v_others
+        );
+    end loop;
+
+    for v_object in
+        select g.what, format('%I', v_prefix || '_' || r.kind) as role
+        from (
+            values
+                ('producer worker observer operator', 'usage on schema '),
+                ('producer worker observer operator', 'select on table error_code'),
+                ('producer worker observer operator', 'select on table installed_version'),
+
+                ('producer', 'execute on function enqueue(text, text, jsonb, text, timestamptz, integer)'),
+                ('producer', 'execute on function enqueue_many(jsonb)'),
+
+                ('worker', 'execute on function claim(text, integer)'),
+                ('worker', 'execute on function renew(uuid, text)'),
+                ('worker', 'execute on function renew_many(uuid[], text[])'),
+                ('worker', 'execute on function complete(uuid, text)'),
+                ('worker', 'execute on function complete_many(uuid[], text[])'),
+                ('worker', 'execute on function fail(uuid, text, text, boolean)'),
+                ('worker', 'execute on function fail_many(uuid[], text[], text[], boolean[])'),
+                ('worker', 'execute on function next_available_at(text)'),
+
+                ('producer worker observer operator', 'execute on function inspect(uuid)'),
+
+                ('operator', 'execute on function redrive(uuid, integer)'),
+                ('operator', 'execute on function purge(timestamptz, integer)'),
+                ('operator', 'execute on function retire_expired(integer)')
+        ) as g (kinds, what)
+        cross join unnest(string_to_array(g.kinds, ' ')) as r (kind)
+    loop
+        execute format(
+            'grant %s to %s',
+            case when v_object.what = 'usage on schema '
+                then v_object.what || format('%I', v_schema)
+                else v_object.what
+            end,
+            v_object.role
+        );
+    end loop;
+end $$;

@@ -1,0 +1,59 @@
+"""The SQL text of each call, once, for every client.
+
+Parameters are cast, so that a call means the same function whatever the driver makes
+of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The statements of one Instance."""
+
+    enqueue: bytes
+    enqueue_many: bytes
+    claim: bytes
+    renew: bytes
+    renew_many: bytes
+    complete: bytes
+    complete_many: bytes
+    fail: bytes
+    fail_many: bytes
+    inspect: bytes
+    next_available_at: bytes
+
+
+_TEMPLATES = {
+    "enqueue": "select * from {}.enqueue("
+    "%s::text, %s::text, %s::jsonb, %s::text, %s::timestamptz, %s::integer)",
+    "enqueue_many": "select * from {}.enqueue_many(%s::jsonb)",
+    "claim": "select * from {}.claim(%s::text, %s::integer)",
+    "renew": "select {}.renew(%s::uuid, %s::text)",
+    "renew_many": "select * from {}.renew_many(%s::uuid[], %s::text[])",
+    "complete": "select {}.complete(%s::uuid, %s::text)",
+    "complete_many": "select * from {}.complete_many(%s::uuid[], %s::text[])",
+    "fail": "select * from {}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
+    "fail_many": "select * from {}.fail_many("
+    "%s::uuid[], %s::text[], %s::text[], %s::boolean[])",
+    "inspect": "select * from {}.inspect(%s::uuid)",
+    "next_available_at": "select {}.next_available_at(%s::text)",
+}
+
+ROLE = b"select current_setting('role'), set_config('role', %s, true)"
+"""Puts a role in force for the transaction, and tells the one before."""
+
+
+def calls(schema: str) -> Calls:
+    """Write the statements of the Instance in *schema*."""
+    name = sql.Identifier(schema)
+    return Calls(
+        **{
+            verb: sql.SQL(template).format(name).as_bytes(None)
+            for verb, template in _TEMPLATES.items()
+        }
+    )

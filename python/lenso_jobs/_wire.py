@@ -1,0 +1,167 @@
+"""Between Python values and what PostgreSQL can store; refuses before any SQL."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from psycopg.adapt import Loader
+from psycopg.pq import Format
+
+from lenso_jobs.errors import InvalidJob, JobNotFound, JobsError
+
+if TYPE_CHECKING:
+    from psycopg.abc import AdaptContext, Buffer
+
+_INT4 = range(-(2**31), 2**31)
+# A NUL is always escaped by the encoder; the escape of a backslash before it means that
+# the text holds those six characters and no NUL.
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class UtcLoader(Loader):
+    """Reads timestamptz as aware UTC, whatever the session's TimeZone and DateStyle.
+
+    The binary form is microseconds since 2000-01-01 UTC:
+    https://www.postgresql.org/docs/current/datatype-datetime.html
+    """
+
+    format = Format.BINARY
+    _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+    def load(self, data: Buffer) -> datetime:
+        """Decode eight big-endian bytes."""
+        microseconds = int.from_bytes(data, "big", signed=True)
+        return self._EPOCH + timedelta(microseconds=microseconds)
+
+
+class RawJsonLoader(Loader):
+    """Leaves jsonb as the bytes of its text, to be decoded one job at a time."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> bytes:
+        """Drop the version byte."""
+        return bytes(data[1:])
+
+
+def register_loaders(context: AdaptContext) -> None:
+    """Give a cursor the two loaders above, and its connection none."""
+    adapters = context.adapters
+    adapters.register_loader("timestamptz", UtcLoader)
+    adapters.register_loader("jsonb", RawJsonLoader)
+
+
+def text(value: str | None, error: type[JobsError], argument: str) -> str | None:
+    """Refuse what PostgreSQL's text cannot hold; NULL is the server's to refuse."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise error(f"{argument} must be text")
+    if "\0" in value:
+        raise error(f"{argument} must not hold a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise error(f"{argument} must not hold a lone surrogate") from None
+    return value
+
+
+def text_or_blank(value: str) -> str:
+    """Make of an unusable item of a batch one that the server refuses by itself."""
+    try:
+        return text(value, InvalidJob, "") or ""
+    except InvalidJob:
+        return ""
+
+
+def integer(value: int | None, error: type[JobsError], argument: str) -> int | None:
+    """Refuse what is no 4-byte integer; NULL is the server's to refuse."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value not in _INT4:
+        raise error(f"{argument} must be a whole number within 4 bytes")
+    return value
+
+
+def boolean(value: bool | None, error: type[JobsError], argument: str) -> bool | None:
+    """Refuse what is neither True nor False; NULL is the server's to refuse."""
+    if value is not None and not isinstance(value, bool):
+        raise error(f"{argument} must be True or False")
+    return value
+
+
+def instant(value: datetime | None) -> datetime | None:
+    """Refuse a time that does not say where it is noon."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidJob("available_at must be an aware datetime")
+    return value
+
+
+def job_id(value: UUID | str) -> UUID:
+    """Accept a UUID or its text."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value)
+    except (AttributeError, TypeError, ValueError):
+        raise JobNotFound("job_id must be a UUID") from None
+
+
+def payload(value: Mapping[str, Any] | None) -> str | None:
+    """Encode a payload as JSON that PostgreSQL will accept.
+
+    Tuples become arrays and keys become strings, as in the json module. NaN, infinities,
+    NUL, lone surrogates, endless nesting and unknown types are refused; none of the
+    messages shows the value.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidJob("payload must be a mapping")
+    try:
+        encoded = json.dumps(
+            dict(value), allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+        encoded.encode()
+    except UnicodeEncodeError:
+        raise InvalidJob("payload must not hold a lone surrogate") from None
+    except RecursionError:
+        raise InvalidJob("payload must be nested at most 128 levels deep") from None
+    except (TypeError, ValueError):
+        raise InvalidJob(
+            "payload must be made of what JSON knows, without NaN and infinities"
+        ) from None
+    if _ESCAPED_NUL.search(encoded):
+        raise InvalidJob("payload must not hold a NUL character")
+    return encoded
+
+
+def jobs(items: list[Mapping[str, Any]]) -> str:
+    """Encode the items of enqueue_many as one JSON array.
+
+    An item that cannot be encoded becomes null, which the server answers as
+    invalid_job: it spoils none of its neighbours.
+    """
+    return f"[{','.join(map(_item, items))}]"
+
+
+def _item(item: Mapping[str, Any]) -> str:
+    try:
+        fields = {key: value for key, value in item.items() if key != "payload"}
+        if isinstance(fields.get("available_at"), datetime):
+            moment = instant(fields["available_at"])
+            fields["available_at"] = moment and moment.astimezone(UTC).isoformat()
+        head = payload(fields)
+        body = payload(item["payload"]) if "payload" in item else None
+    except (InvalidJob, OverflowError):
+        return "null"
+    if head is None or body is None:
+        return "null"
+    return f'{{"payload":{body}{"," if fields else ""}{head[1:]}'

@@ -1,0 +1,5 @@
+"""The command ``lenso-jobs``."""
+
+from lenso_jobs.cli._app import main
+
+__all__ = ["main"]

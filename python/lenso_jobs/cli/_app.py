@@ -1,0 +1,73 @@
+"""The commands together, and what becomes of an error."""
+
+from __future__ import annotations
+
+import sys
+
+import psycopg
+import typer
+
+from lenso_jobs.cli._check import check
+from lenso_jobs.cli._configure import configure
+from lenso_jobs.cli._demo import demo
+from lenso_jobs.cli._inspect import inspect
+from lenso_jobs.cli._render import refuse
+from lenso_jobs.cli._setup import setup
+from lenso_jobs.config import ConfigurationError
+from lenso_jobs.embedded import EmbeddedError
+from lenso_jobs.errors import JobsError
+from lenso_jobs.operator import OperatorError
+from lenso_jobs.secrets import SecretNotFound
+
+app = typer.Typer(
+    name="lenso-jobs",
+    help="A durable single-step job queue that lives in PostgreSQL.\n\n"
+    "Exit codes: 0 done; 1 refused, or check found differences; 2 the command line, "
+    "the document or a secret is wrong, or the server cannot be reached; 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would show the database URL.
+    pretty_exceptions_enable=False,
+)
+for command in (setup, check, configure, inspect, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; every expected error becomes a sentence and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except (ConfigurationError, SecretNotFound) as error:
+        refuse(str(error), None)
+        sys.exit(2)
+    except JobsError as error:
+        refuse(f"{error} ({error.sqlstate} {error.code})", error.hint)
+        sys.exit(1)
+    except (OperatorError, EmbeddedError) as error:
+        refuse(str(error), None)
+        sys.exit(1)
+    except psycopg.Error as error:
+        refuse(*_of_the_server(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        refuse("interrupted", None)
+        sys.exit(130)
+
+
+def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
+    """Say what the server said, and what usually mends it."""
+    if error.sqlstate is None:
+        return (
+            f"the server cannot be reached: {str(error).strip()}",
+            "Check that PostgreSQL runs and that the secret named by "
+            "database_url_secret holds the right URL.",
+        )
+    hints = {
+        "42501": "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
+        "or a database owner with roles made beforehand.",
+        "55P03": "Something holds a lock; look at pg_stat_activity and try again.",
+    }
+    return (
+        f"{error.diag.message_primary} ({error.sqlstate})",
+        error.diag.message_hint or hints.get(error.sqlstate),
+    )

@@ -1,0 +1,184 @@
+"""From a document and a resolver to a verified, ready client."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from lenso_jobs._assets import sql_files
+from lenso_jobs._client import Jobs
+from lenso_jobs.errors import SchemaNotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lenso_jobs.config import Configuration
+
+SCHEMA_VERSION = 1
+"""The version of the schema that this release is made for."""
+
+_FUNCTION = re.compile(
+    r"^create or replace function (\w+)\(.*?^as \$\$(.*?)^\$\$;", re.DOTALL | re.MULTILINE
+)
+_NEEDED = {
+    "producer": ("enqueue", "enqueue_many", "inspect"),
+    "worker": ("claim", "renew", "complete", "fail", "inspect", "next_available_at"),
+    "observer": ("inspect",),
+}
+
+
+def connection_string(
+    configuration: Configuration, secrets: Callable[[str], str], **overrides: str
+) -> str:
+    """Resolve the database URL, with nothing of it in what may go wrong.
+
+    Raises:
+        SecretNotFound: The resolver does not know the reference.
+        SchemaNotReady: The secret is no connection string.
+    """
+    reference = configuration.database_url_secret
+    url = secrets(reference)
+    try:
+        parameters = conninfo_to_dict(url)
+    except psycopg.Error:
+        raise SchemaNotReady(
+            f"the secret {reference} is not a PostgreSQL URL or connection string"
+        ) from None
+    return make_conninfo(**{**parameters, **overrides})
+
+
+def prepare(
+    configuration: Configuration,
+    secrets: Callable[[str], str],
+    caller: str | None = None,
+) -> Jobs:
+    """Open a pool on the Instance, verify it, and answer a client on that pool.
+
+    Close the client when done, or use it as a context manager.
+
+    Args:
+        configuration: The Instance's document.
+        secrets: Turns ``database_url_secret`` into the database URL.
+        caller: The caller Instance to act as, by ``SET LOCAL ROLE``; the role that the
+            URL logs in as when left out.
+
+    Raises:
+        SecretNotFound: The resolver does not know the reference.
+        SchemaNotReady: The schema is missing, older, newer or changed, or the role has
+            no rights in it; the hint says what to run.
+        psycopg.OperationalError: The server cannot be reached.
+    """
+    from psycopg_pool import ConnectionPool  # noqa: PLC0415 - only here is one opened
+
+    conninfo = connection_string(configuration, secrets)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        if caller is not None:
+            connection.execute("select set_config('role', %s, false)", (caller,))
+        verify(connection, configuration)
+    pool = ConnectionPool[Any](
+        conninfo, min_size=1, max_size=4, open=True, kwargs={"autocommit": True}
+    )
+    return Jobs(pool, schema=configuration.schema_, caller=caller)
+
+
+def verify(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> None:
+    """Refuse an Instance that is not what this release was made for.
+
+    Raises:
+        SchemaNotReady: The hint says what to run.
+    """
+    schema = configuration.schema_
+    _verify_version(connection, schema)
+    _verify_functions(connection, schema)
+    _verify_grants(connection, configuration)
+
+
+def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
+    setup = f"Run lenso-jobs setup with the document of {schema}."
+    try:
+        statement = sql.SQL("select version from {}.installed_version")
+        row = connection.execute(statement.format(sql.Identifier(schema))).fetchone()
+    except psycopg.errors.UndefinedTable:
+        raise SchemaNotReady(f"schema {schema} holds no Instance", hint=setup) from None
+    except psycopg.errors.InsufficientPrivilege:
+        raise SchemaNotReady(
+            f"the role has no rights in schema {schema}",
+            hint="Connect as, or name as caller, a role that the document declares, and "
+            "run lenso-jobs configure if it was added since setup.",
+        ) from None
+    version = row[0] if row else 0
+    if version < SCHEMA_VERSION:
+        raise SchemaNotReady(
+            f"schema {schema} is at version {version}, older than this release", hint=setup
+        )
+    if version > SCHEMA_VERSION:
+        raise SchemaNotReady(
+            f"schema {schema} is at version {version}, newer than this release",
+            hint="Install the release of lenso-jobs that the schema was migrated with.",
+        )
+
+
+def _verify_functions(connection: psycopg.Connection[Any], schema: str) -> None:
+    installed = dict(
+        connection.execute(
+            "select p.proname, md5(p.prosrc) from pg_proc as p"
+            " join pg_namespace as n on n.oid = p.pronamespace"
+            " where n.nspname = %s",
+            (schema,),
+        ).fetchall()
+    )
+    for name, digest in function_digests().items():
+        if installed.get(name) != digest:
+            state = "differs from this release" if name in installed else "is missing"
+            raise SchemaNotReady(
+                f"function {schema}.{name} {state}",
+                hint="Run lenso-jobs check to see every difference.",
+            )
+
+
+def function_digests() -> dict[str, str]:
+    """Hash the body of every function in ``sql``, as PostgreSQL stores it."""
+    return {
+        name: hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
+        for path in sql_files()
+        for name, body in _FUNCTION.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+def _verify_grants(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> None:
+    row = connection.execute(
+        "select coalesce(nullif(current_setting('role'), 'none'), session_user)::text"
+    ).fetchone()
+    role = row[0] if row else ""
+    declared = {
+        "producer": configuration.producer_instances,
+        "worker": configuration.worker_instances,
+        "observer": configuration.observer_instances,
+    }
+    needed = {
+        function
+        for kind, callers in declared.items()
+        if role in callers
+        for function in _NEEDED[kind]
+    }
+    missing = connection.execute(
+        "select p.proname from pg_proc as p"
+        " join pg_namespace as n on n.oid = p.pronamespace"
+        " where n.nspname = %s and p.proname = any (%s)"
+        " and not has_function_privilege(p.oid, 'execute') order by 1",
+        (configuration.schema_, sorted(needed)),
+    ).fetchall()
+    if missing:
+        raise SchemaNotReady(
+            f"role {role} may not call {', '.join(name for (name,) in missing)}",
+            hint="Run lenso-jobs configure with the document that declares it.",
+        )

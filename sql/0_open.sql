@@ -1,0 +1,38 @@
+-- Every migration opens with these two statements, and they name no Instance: the
+-- schema is the one the connection's search_path selects, its owner is the role that
+-- bootstrap.sql made, and from here on everything is made by that role in that schema.
+set local lock_timeout = '5s';
+
+do $$
+declare
+    v_schema text := current_schema();
+    v_owner  text := (
+        select pg_get_userbyid(n.nspowner)
+        from pg_namespace as n
+        where n.nspname = current_schema()
+    );
+begin
+    if (
+        select count(*) = 4
+        from pg_roles as r
+        where right(v_owner, 6) = '_owner'
+          and r.rolname in (
+              left(v_owner, -6) || '_producer', left(v_owner, -6) || '_worker',
+              left(v_owner, -6) || '_observer', left(v_owner, -6) || '_operator'
+          )
+    ) is not true then
+        raise exception using
+            errcode = 'LJ008',
+            message = format('schema %I is not a Jobs Instance', coalesce(v_schema, '?')),
+            hint    = 'Run sql/bootstrap.sql first, and name the Instance''s schema '
+                      'in the URL: ?schema=<schema>.';
+    end if;
+
+    -- A second session that applies migrations to this Instance waits here, whether or
+    -- not it respects the migration tool's own lock.
+    perform pg_advisory_xact_lock(
+        hashtextextended('lenso-jobs migration ' || v_schema, 0)
+    );
+    perform set_config('search_path', format('%I, pg_temp', v_schema), true);
+    perform set_config('role', v_owner, true);
+end $$;

@@ -1,0 +1,135 @@
+-- CREATE TYPE knows no IF NOT EXISTS, and a migration may be applied a second time.
+--
+-- What must hold of one column of a hot table is a domain's constraint: the session
+-- compiles it once. A table's CHECK is parsed anew by every statement that writes a row,
+-- 2 to 4 microseconds each, so those that remain say what takes two columns to say.
+do $$
+declare
+    v_schema text := current_schema();
+begin
+    if to_regtype(format('%I.instant', v_schema)) is null then
+        create domain instant as timestamptz
+            constraint instant_is_finite check (isfinite(value));
+    end if;
+
+    if to_regtype(format('%I.asked_attempts', v_schema)) is null then
+        create domain asked_attempts as integer
+            constraint asked_attempts_in_range check (value between 1 and 100);
+    end if;
+
+    if to_regtype(format('%I.object_payload', v_schema)) is null then
+        create domain object_payload as jsonb
+            constraint object_payload_is_an_object check (jsonb_typeof(value) = 'object');
+    end if;
+
+    if to_regtype(format('%I.attempt_outcome', v_schema)) is null then
+        create domain attempt_outcome as text collate "C"
+            constraint attempt_outcome_is_known check (
+                value in ('succeeded', 'retried', 'failed', 'lease_expired')
+            );
+    end if;
+
+    if to_regtype(format('%I.enqueued_job', v_schema)) is null then
+        create type enqueued_job as (
+            job_id  uuid,
+            created boolean
+        );
+    end if;
+
+    if to_regtype(format('%I.enqueued_item', v_schema)) is null then
+        create type enqueued_item as (
+            position integer,
+            job_id   uuid,
+            outcome  text
+        );
+    end if;
+
+    if to_regtype(format('%I.leased_job', v_schema)) is null then
+        create type leased_job as (
+            job_id           uuid,
+            queue            text,
+            kind             text,
+            payload          jsonb,
+            attempt          integer,
+            max_attempts     integer,
+            lease_token      text,
+            lease_expires_at timestamptz,
+            created_at       timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.renewed_item', v_schema)) is null then
+        create type renewed_item as (
+            position         integer,
+            job_id           uuid,
+            lease_expires_at timestamptz,
+            outcome          text
+        );
+    end if;
+
+    if to_regtype(format('%I.completed_item', v_schema)) is null then
+        create type completed_item as (
+            position integer,
+            job_id   uuid,
+            outcome  text
+        );
+    end if;
+
+    if to_regtype(format('%I.failed_job', v_schema)) is null then
+        create type failed_job as (
+            status       text,
+            available_at timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.failed_item', v_schema)) is null then
+        create type failed_item as (
+            position     integer,
+            job_id       uuid,
+            outcome      text,
+            available_at timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_job', v_schema)) is null then
+        create type inspected_job as (
+            job_id            uuid,
+            queue             text,
+            kind              text,
+            status            text,
+            attempts          integer,
+            max_attempts      integer,
+            available_at      timestamptz,
+            lease_expires_at  timestamptz,
+            last_failure_code text,
+            created_at        timestamptz,
+            updated_at        timestamptz,
+            producer          text,
+            worker            text,
+            ended_at          timestamptz
+        );
+    end if;
+end $$;
+
+comment on domain instant is 'A time that is never infinity.';
+comment on domain asked_attempts is 'How many attempts a producer may ask for.';
+comment on domain object_payload is 'A payload: any JSON object.';
+comment on domain attempt_outcome is 'How an attempt ended.';
+comment on type enqueued_job is
+'What enqueue answers: the job, and whether this call created it.';
+comment on type enqueued_item is
+'One item of enqueue_many, by its position from 1: created, existing, conflict or '
+'invalid_job; job_id is NULL for the last two.';
+comment on type leased_job is
+'What claim answers: the job, its attempt (the fencing token), and the lease.';
+comment on type renewed_item is
+'One item of renew_many, by its position from 1: renewed, invalid_lease or busy.';
+comment on type completed_item is
+'One item of complete_many, by its position from 1: completed or invalid_lease.';
+comment on type failed_job is
+'What fail and redrive answer: queued with the time the job falls due, or failed.';
+comment on type failed_item is
+'One item of fail_many, by its position from 1: queued, failed, invalid_lease or '
+'invalid_failure.';
+comment on type inspected_job is
+'What inspect answers: the durable evidence of one job, without payload or key.';

@@ -1,0 +1,93 @@
+create or replace function enqueue(
+    p_queue text,
+    p_kind text,
+    p_payload jsonb,
+    p_idempotency_key text,
+    p_available_at timestamptz default null,
+    p_max_attempts integer default 3
+)
+returns enqueued_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+as $$
+declare
+    v_now     timestamptz := clock_timestamp();
+    v_fault   text        := _job_fault(
+        p_queue, p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
+    );
+    v_answer  enqueued_job;
+    v_is_same boolean;
+begin
+    loop
+        -- The insert itself proves caller and queue: nearly every call needs to ask no
+        -- more. What refused it is found out only afterwards.
+        if v_fault is null then
+            insert into job (
+                job_id, created_at, available_at, max_attempts,
+                producer, queue, kind, idempotency_key, payload
+            )
+            select
+                _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
+                c.caller, q.queue, p_kind, p_idempotency_key, p_payload
+            from caller as c
+            cross join queue as q
+            where c.caller = _caller() and c.is_producer and q.queue = p_queue
+            on conflict (producer, idempotency_key) do nothing
+            returning job_id, true into v_answer;
+        end if;
+        if v_answer.created then
+            insert into live_job (job_id, available_at, attempt, max_attempts, queue)
+            values (
+                v_answer.job_id, greatest(p_available_at, v_now), 0, p_max_attempts,
+                p_queue
+            );
+            return v_answer;
+        end if;
+
+        if not exists (
+            select from caller as c where c.caller = _caller() and c.is_producer
+        ) then
+            raise exception using
+                errcode = '42501',
+                message = format('role %I is not a declared producer', _caller()),
+                hint    = 'SET ROLE to a role that producer_instances names.';
+        end if;
+        if v_fault is null
+            and not exists (select from queue as q where q.queue = p_queue) then
+            v_fault := format('queue %s is not declared', p_queue);
+        end if;
+        if v_fault is not null then
+            raise exception using errcode = 'LJ001', message = v_fault;
+        end if;
+
+        -- The insert may have waited for a commit that its snapshot does not show; this
+        -- one does. A purge may take the row in between: then once more.
+        select
+            j.job_id,
+            (j.queue, j.kind, j.payload, j.max_attempts)
+            = (p_queue, p_kind, p_payload, p_max_attempts)
+            and j.available_at is not distinct from p_available_at
+        into v_answer.job_id, v_is_same
+        from job as j
+        where j.producer = _caller() and j.idempotency_key = p_idempotency_key;
+        exit when found;
+    end loop;
+
+    if not v_is_same then
+        raise exception using
+            errcode = 'LJ002',
+            message = 'idempotency_key was used for another intent',
+            hint    = 'Repeat the first intent unchanged, or choose a new key.';
+    end if;
+    v_answer.created := false;
+    return v_answer;
+end;
+$$;
+comment on function enqueue(text, text, jsonb, text, timestamptz, integer) is
+'Makes a job durable and says whether this call created it: the same key with the same '
+'intent answers with the first job. Refuses an undeclared caller (42501), an argument '
+'out of bounds or an undeclared queue (LJ001), a key used for another intent (LJ002).';

@@ -1,0 +1,126 @@
+-- Runs with the rights of whoever calls it, and only the owner may.
+create or replace function configure(p_document jsonb)
+returns boolean
+language plpgsql
+set search_path from current
+as $$
+declare
+    v_queues  text[] := array(
+        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
+    );
+    v_field   text;
+    v_count   integer;
+    v_changes integer := 0;
+begin
+    select k.name into v_field
+    from jsonb_object_keys(p_document) as k (name)
+    where k.name not in (
+        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
+        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
+        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
+        'observer_instances'
+    );
+    if found then
+        raise exception using
+            errcode = 'LJ007',
+            message = format('%I is not a field of the configuration', v_field);
+    end if;
+    if (p_document ->> 'schema' = current_schema()) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = format('the document''s schema is not %I', current_schema());
+    end if;
+    if cardinality(v_queues) = 0
+        or (jsonb_array_length(p_document -> 'producer_instances') > 0) is not true
+        or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'queues, producer_instances and worker_instances must name something';
+    end if;
+
+    lock table instance in share row exclusive mode;
+    insert into instance as i (
+        lease_seconds, retry_base_seconds, retry_max_seconds,
+        retry_jitter, notify, retention_seconds
+    )
+    values (
+        (p_document -> 'lease_seconds')::integer,
+        (p_document -> 'retry_base_seconds')::integer,
+        (p_document -> 'retry_max_seconds')::integer,
+        coalesce((p_document ->> 'retry_jitter')::double precision, 0),
+        coalesce((p_document ->> 'notify')::boolean, true),
+        (p_document ->> 'retention_seconds')::bigint
+    )
+    on conflict (is_only) do update
+    set
+        lease_seconds = excluded.lease_seconds,
+        retry_base_seconds = excluded.retry_base_seconds,
+        retry_max_seconds = excluded.retry_max_seconds,
+        retry_jitter = excluded.retry_jitter,
+        notify = excluded.notify,
+        retention_seconds = excluded.retention_seconds,
+        configured_at = excluded.configured_at
+    where
+        (
+            i.lease_seconds, i.retry_base_seconds, i.retry_max_seconds,
+            i.retry_jitter, i.notify, i.retention_seconds
+        )
+        is distinct from (
+            excluded.lease_seconds, excluded.retry_base_seconds,
+            excluded.retry_max_seconds, excluded.retry_jitter, excluded.notify,
+            excluded.retention_seconds
+        );
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    insert into queue (queue)
+    select q.queue from unnest(v_queues) as q (queue)
+    on conflict (queue) do nothing;
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    -- Whoever enqueues has read the queue's row and so holds the table until its
+    -- transaction ends: behind this lock every job of the queue can be seen.
+    if exists (select from queue as q where q.queue <> all (v_queues)) then
+        lock table queue in access exclusive mode;
+        if exists (select from live_job as l where l.queue <> all (v_queues)) then
+            raise exception using
+                errcode = 'LJ007',
+                message = 'a queue that the document leaves out still has live jobs',
+                hint    = 'Declare it until its jobs have ended.';
+        end if;
+        delete from queue as q where q.queue <> all (v_queues);
+        v_changes := v_changes + 1;
+    end if;
+
+    delete from caller as c
+    where c.caller not in (select d.caller from _callers_of(p_document) as d);
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    insert into caller as c (caller, is_producer, is_worker, is_observer)
+    select d.caller, d.is_producer, d.is_worker, d.is_observer
+    from _callers_of(p_document) as d
+    on conflict (caller) do update
+    set
+        is_producer = excluded.is_producer,
+        is_worker = excluded.is_worker,
+        is_observer = excluded.is_observer
+    where
+        (c.is_producer, c.is_worker, c.is_observer)
+        is distinct from (excluded.is_producer, excluded.is_worker, excluded.is_observer);
+    get diagnostics v_count = row_count;
+    v_changes := v_changes + v_count;
+
+    if v_changes > 0 then
+        insert into operator_act (operator, act, arguments, job_count)
+        values (_caller(), 'configure', p_document, 0);
+    end if;
+    return v_changes > 0;
+end;
+$$;
+comment on function configure(jsonb) is
+'Stores policy, queues and callers as the configuration document has them, and answers '
+'whether anything changed; audited. For the owner alone; memberships are '
+'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave out a '
+'queue that has live jobs (LJ007).';

@@ -1,0 +1,75 @@
+create or replace function purge(p_before timestamptz, p_limit integer default 1000)
+returns integer
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_job_ids uuid[];
+    v_count   integer;
+begin
+    if (isfinite(p_before) and p_before <= clock_timestamp()) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'before must be a finite time that has passed';
+    end if;
+    if (p_limit between 1 and 10000) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'limit must be from 1 to 10000';
+    end if;
+
+    v_job_ids := array(
+        select j.job_id
+        from attempt as a
+        join job as j on j.job_id = a.job_id
+        where
+            a.ended_at < p_before
+            and not exists (
+                select from attempt as n
+                where n.job_id = a.job_id and n.attempt > a.attempt
+            )
+            and not exists (select from live_job as l where l.job_id = a.job_id)
+        order by a.ended_at
+        limit p_limit
+        for update of j skip locked
+    );
+
+    -- Between the look and the lock a job may have been redriven: a statement of its
+    -- own sees that.
+    with gone as (
+        delete from job as j
+        where
+            j.job_id = any (v_job_ids)
+            and not exists (select from live_job as l where l.job_id = j.job_id)
+        returning j.job_id
+    ),
+    evidence as (
+        delete from attempt as a
+        using gone as g
+        where a.job_id = g.job_id
+    )
+    select count(*)::integer into v_count from gone;
+
+    insert into operator_act (operator, act, arguments, job_count)
+    values (
+        _caller(), 'purge',
+        jsonb_build_object('before', p_before, 'limit', p_limit), v_count
+    );
+    return v_count;
+end;
+$$;
+comment on function purge(timestamptz, integer) is
+'Deletes up to p_limit jobs that ended before the given time, oldest end first, with '
+'their evidence and keys, and answers how many; audited. Call it until it answers 0. '
+'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 jobs '
+'(LJ007).';

@@ -1,0 +1,335 @@
+"""The server, a template database with an Instance in it, and sessions on a copy.
+
+Every test has a database of its own, ``db``, cloned from the template of its process.
+Its Instance is in schema ``jobs_email``; the sessions below have it in their
+search_path. Roles belong to the whole server, so the group roles carry the name of the
+process (``prefix``); the callers are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row
+from pytest_postgresql import factories
+
+from lenso_jobs.config import Configuration
+from lenso_jobs.embedded import SERVER_URL, EmbeddedServer
+from lenso_jobs.operator import setup
+
+SERVER = "LENSO_JOBS_TEST_SERVER"
+CALLERS = ("accounts", "organization", "email-worker", "spare-worker", "operations")
+# Tests that need a dead lease or a due job move the clock of the row, not of the server.
+LEASE_SECONDS = 30
+
+_server = pytest.StashKey[EmbeddedServer]()
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput") and SERVER not in os.environ:
+        given = os.environ.get(SERVER_URL)
+        if given:
+            os.environ[SERVER] = make_conninfo(given)
+        else:
+            server = EmbeddedServer(settings={"max_connections": "200"})
+            server.__enter__()
+            config.stash[_server] = server
+            os.environ[SERVER] = server.conninfo()
+    parameters = conninfo_to_dict(os.environ[SERVER])
+    for option in ("host", "port", "user", "password"):
+        value = parameters.get(option)
+        setattr(config.option, f"postgresql_{option}", value)
+
+
+def pytest_unconfigure(config):
+    server = config.stash.get(_server, None)
+    if server is not None:
+        server.__exit__()
+        del os.environ[SERVER]
+
+
+def process_name():
+    return os.environ.get("PYTEST_XDIST_WORKER", "main")
+
+
+def document(**changes):
+    """The configuration document of the template's Instance, with changes."""
+    fields = {
+        "schema": "jobs_email",
+        "role_prefix": f"jobs_test_{process_name()}",
+        "database_url_secret": "jobs/database-url",
+        "lease_seconds": LEASE_SECONDS,
+        "retry_base_seconds": 5,
+        "retry_max_seconds": 300,
+        "queues": ["email", "slow"],
+        "producer_instances": ["accounts", "organization"],
+        "worker_instances": ["email-worker", "spare-worker"],
+        "observer_instances": ["operations"],
+    } | changes
+    return json.dumps({k: v for k, v in fields.items() if v is not ...})
+
+
+def _load(**parameters):
+    parameters.pop("autocommit", None)
+    conninfo = make_conninfo(**{k: v for k, v in parameters.items() if v is not None})
+    setup(Configuration.from_json(document()), conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for caller in CALLERS:
+            _retried(connection, f'alter role "{caller}" login')
+        prefix = json.loads(document())["role_prefix"]
+        for name, group in ((f"{prefix}_duty", f"{prefix}_operator"), ("stranger", None)):
+            _retried(
+                connection,
+                "do $$ begin"
+                f' create role "{name}" login;'
+                " exception when duplicate_object or unique_violation then null; end $$",
+            )
+            if group:
+                _retried(connection, f'grant "{group}" to "{name}"')
+
+
+def _retried(connection, statement):
+    """Alter a role that another test process may be altering at the same moment."""
+    for attempt in range(20):
+        try:
+            return connection.execute(statement)
+        except psycopg.errors.InternalError_:  # tuple concurrently updated
+            if attempt == 19:
+                raise
+
+
+postgresql_server = factories.postgresql_noproc(
+    dbname=f"lenso_jobs_test_{process_name()}_{os.getpid()}", load=[_load]
+)
+postgresql_database = factories.postgresql("postgresql_server")
+
+
+class Session(psycopg.Connection):
+    """A connection of one role; every statement commits, unless in a transaction."""
+
+    def rows(self, statement, *parameters):
+        """All rows, as tuples."""
+        return self.execute(statement, parameters or None).fetchall()
+
+    def row(self, statement, *parameters):
+        """The one row, as a dictionary."""
+        with self.cursor(row_factory=dict_row) as cursor:
+            (row,) = cursor.execute(statement, parameters or None).fetchall()
+        return row
+
+    def value(self, statement, *parameters):
+        """The one value."""
+        ((value,),) = self.execute(statement, parameters or None).fetchall()
+        return value
+
+    @contextmanager
+    def refusing(self, sqlstate):
+        """Insist that the block raises exactly this SQLSTATE; yields the ExceptionInfo."""
+        with pytest.raises(psycopg.Error) as caught:
+            yield caught
+        assert caught.value.sqlstate == sqlstate, caught.value
+
+    @property
+    def pid(self):
+        return self.info.backend_pid
+
+
+@pytest.fixture
+def conninfo(postgresql_database):
+    """The superuser's connection string of this test's own database."""
+    parameters = conninfo_to_dict(os.environ[SERVER])
+    return make_conninfo(**{**parameters, "dbname": postgresql_database.info.dbname})
+
+
+@pytest.fixture
+def connect(conninfo):
+    """Open a session as a role (the server's superuser when left out)."""
+    opened = []
+
+    def connect(role=None, **parameters):
+        parameters.setdefault("options", "-c search_path=jobs_email")
+        if role is not None:
+            parameters["user"] = role
+        session = Session.connect(make_conninfo(conninfo, **parameters), autocommit=True)
+        opened.append(session)
+        return session
+
+    yield connect
+    for session in opened:
+        session.close()
+
+
+@pytest.fixture
+def prefix():
+    """What the names of the Instance's group roles begin with."""
+    return json.loads(document())["role_prefix"]
+
+
+@pytest.fixture
+def owner(connect):
+    """The superuser: moves time, breaks rows, and reads tables."""
+    return connect()
+
+
+@pytest.fixture
+def producer(connect):
+    return connect("accounts")
+
+
+@pytest.fixture
+def other_producer(connect):
+    return connect("organization")
+
+
+@pytest.fixture
+def worker(connect):
+    return connect("email-worker")
+
+
+@pytest.fixture
+def rival(connect):
+    return connect("spare-worker")
+
+
+@pytest.fixture
+def observer(connect):
+    return connect("operations")
+
+
+@pytest.fixture
+def operator(connect, prefix):
+    return connect(f"{prefix}_duty")
+
+
+@pytest.fixture
+def stranger(connect):
+    return connect("stranger")
+
+
+@pytest.fixture
+def enqueue(producer):
+    """Enqueue a job as ``accounts``; answers its id."""
+
+    def enqueue(
+        queue="email",
+        kind="send",
+        payload=None,
+        key=None,
+        available_at=None,
+        max_attempts=3,
+        session=None,
+    ):
+        return (session or producer).value(
+            "select job_id from enqueue(%s, %s, %s, %s, %s, %s::integer)",
+            queue,
+            kind,
+            json.dumps(payload or {}),
+            key or f"key-{uuid4()}",
+            available_at,
+            max_attempts,
+        )
+
+    return enqueue
+
+
+@pytest.fixture
+def claim(worker):
+    """Claim one due job as ``email-worker``; answers ``(job_id, lease_token)``."""
+
+    def claim(queue="email", session=None):
+        row = (session or worker).row("select * from claim(%s)", queue)
+        return row["job_id"], row["lease_token"]
+
+    return claim
+
+
+@pytest.fixture
+def expire(owner):
+    """Let a job's lease run out, as of a second ago."""
+
+    def expire(*job_ids):
+        owner.execute(
+            "update live_job set lease_expires_at = clock_timestamp() - interval '1 s'"
+            " where job_id = any (%s)",
+            (list(job_ids),),
+        )
+
+    return expire
+
+
+@pytest.fixture
+def make_due(owner):
+    """Let a scheduled or retrying job fall due, as of a second ago."""
+
+    def make_due(*job_ids):
+        owner.execute(
+            "update live_job set available_at = clock_timestamp() - interval '1 s'"
+            " where job_id = any (%s)",
+            (list(job_ids),),
+        )
+
+    return make_due
+
+
+@pytest.fixture
+def state(owner):
+    """Everything the Instance holds, to compare before and after."""
+
+    def state():
+        return {
+            table: owner.rows(f"select t::text from {table} as t order by 1")
+            for table in ("job", "live_job", "attempt", "operator_act")
+        }
+
+    return state
+
+
+@pytest.fixture
+def blocked(owner):
+    """Wait until a session waits for a lock that another holds."""
+
+    def blocked(waiter, holder):
+        deadline = time.monotonic() + 20
+        while holder.pid not in owner.value("select pg_blocking_pids(%s)", waiter.pid):
+            assert time.monotonic() < deadline, "nobody waited"
+
+    return blocked
+
+
+@pytest.fixture
+def background():
+    """Run a call on a thread; ``.result()`` joins it and raises what it raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def new_database(request):
+    """Make an empty database; it and the roles of the prefixes it used are dropped."""
+    made: list[tuple[str, str]] = []
+    server = os.environ[SERVER]
+
+    def new_database(prefix: str = "", options: str = "") -> Any:
+        name = f"lenso_jobs_new_{uuid4().hex[:12]}"
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"create database {name} template template0 {options}")
+        made.append((name, prefix))
+        return make_conninfo(server, dbname=name)
+
+    yield new_database
+    with psycopg.connect(server, autocommit=True) as connection:
+        for name, _ in made:
+            connection.execute(f"drop database {name} with (force)")
+        for prefix in {prefix for _, prefix in made if prefix}:
+            for kind in ("owner", "producer", "worker", "observer", "operator"):
+                connection.execute(f"drop role if exists {prefix}_{kind}")
