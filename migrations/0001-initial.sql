@@ -23,7 +23,7 @@ begin
     ) is not true then
         raise exception using
             errcode = 'LJ008',
-            message = format('schema %I is not a Jobs Instance', coalesce(v_schema, '?')),
+            message = format('schema %s is not a Jobs Instance', v_schema),
             hint    = 'Run sql/bootstrap.sql first, and name the Instance''s schema '
                       'in the URL: ?schema=<schema>.';
     end if;
@@ -39,8 +39,8 @@ end $$;
 -- CREATE TYPE knows no IF NOT EXISTS, and a migration may be applied a second time.
 --
 -- What must hold of one column of a hot table is a domain's constraint: the session
--- compiles it once. A table's CHECK is parsed anew by every statement that writes a row,
--- 2 to 4 microseconds each, so those that remain say what takes two columns to say.
+-- compiles it once. A table's CHECK is parsed anew by every statement that writes a
+-- row, 2 to 4 microseconds each, so those that remain say what takes two columns.
 do $$
 declare
     v_schema text := current_schema();
@@ -57,7 +57,8 @@ begin
 
     if to_regtype(format('%I.object_payload', v_schema)) is null then
         create domain object_payload as jsonb
-            constraint object_payload_is_an_object check (jsonb_typeof(value) = 'object');
+            constraint object_payload_is_an_object
+            check (jsonb_typeof(value) = 'object');
     end if;
 
     if to_regtype(format('%I.attempt_outcome', v_schema)) is null then
@@ -213,6 +214,9 @@ create table if not exists instance (
     notify             boolean          not null default true,
     retention_seconds  bigint,
     configured_at      timestamptz      not null default clock_timestamp(),
+    queues             text[]           not null default '{}' collate "C",
+    producers          text[]           not null default '{}' collate "C",
+    workers            text[]           not null default '{}' collate "C",
 
     constraint instance_pkey primary key (is_only),
     constraint instance_is_one_row check (is_only),
@@ -237,6 +241,11 @@ comment on column instance.retry_base_seconds is
 comment on column instance.retry_max_seconds is 'No wait between attempts is longer.';
 comment on column instance.retry_jitter is
 'The share of a wait, from 0 to 1, that chance may take off it.';
+comment on column instance.queues is
+'The names in queue. Copied here with the callers, by triggers, because enqueue and '
+'claim run for every job: one row of one table tells them what three would.';
+comment on column instance.producers is 'The names in caller that are producers.';
+comment on column instance.workers is 'The names in caller that are workers.';
 comment on column instance.notify is 'Whether enqueue may wake waiting workers.';
 comment on column instance.retention_seconds is
 'How long ended jobs are meant to be kept; NULL: until somebody purges them.';
@@ -411,9 +420,15 @@ values
         'LJ004', 'invalid_lease',
         'The lease has expired, was superseded, has ended, or never was.'
     ),
-    ('LJ005', 'invalid_failure', 'The failure code or its retryable mark is malformed.'),
+    (
+        'LJ005', 'invalid_failure',
+        'The failure code or its retryable mark is malformed.'
+    ),
     ('LJ006', 'job_not_found', 'No such job; it may have been purged.'),
-    ('LJ007', 'invalid_argument', 'A limit, cut-off, array or document is out of range.'),
+    (
+        'LJ007', 'invalid_argument',
+        'A limit, cut-off, array or document is out of range.'
+    ),
     (
         'LJ008', 'schema_not_ready',
         'The schema is missing, older or newer than the client, or has drifted.'
@@ -531,12 +546,36 @@ as $$
     select (length(p_text) <= p_length and p_text ~ '^[A-Za-z0-9._:/-]+$') is true
 $$;
 comment on function _is_name(text, integer) is
-'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - and nothing else.';
--- Run by every enqueue, so the names are proved together, and told apart only when one
--- is wrong. The payload is looked at in an order that keeps hostile documents cheap: its
--- size once detoasted (what the concatenation is for; stored, JSON takes at most four
--- times its text), then depth, which bounds the walk, then every number, because one of
--- ten bytes can be a hundred thousand digits long; and only then is text made of it.
+'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - alone.';
+-- Most jobs are small, and one look at all their text together then proves every limit
+-- there is: length, form, depth, and the digits of every number. What does not pass
+-- here is not refused yet; _job_fault says.
+create or replace function _is_plainly_sound(
+    p_kind text,
+    p_payload jsonb,
+    p_idempotency_key text,
+    p_available_at timestamptz,
+    p_max_attempts integer
+)
+returns boolean
+language sql
+stable
+as $$
+    select
+        p_available_at is null
+        and p_max_attempts between 1 and 100
+        and pg_column_size(p_payload || '{}') <= 256
+        and length(concat_ws(' ', p_kind, p_idempotency_key, p_payload)) <= 256
+        and concat_ws(' ', p_kind, p_idempotency_key, p_payload)
+        ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+ [{]'
+$$;
+comment on function _is_plainly_sound(text, jsonb, text, timestamptz, integer) is
+'Whether a small job to run at once is within every limit; its queue is not looked at.';
+-- The names are proved together, and told apart only when one is wrong. The payload is
+-- looked at in an order that keeps hostile documents cheap: its size once detoasted
+-- (what the concatenation is for; stored, JSON takes at most four times its text), then
+-- depth, which bounds the walk, then every number, because one of ten bytes can be a
+-- hundred thousand digits long; and only then is text made of it.
 create or replace function _job_fault(
     p_queue text,
     p_kind text,
@@ -564,7 +603,7 @@ as $$
             p_available_at >= '0001-01-01 00:00:00+00'
             and p_available_at < '10000-01-01 00:00:00+00'
         ) is false
-            then 'available_at must be finite, from the year 1 and before the year 10000'
+            then 'available_at must be finite, from the year 1 to before the year 10000'
         when (jsonb_typeof(p_payload) = 'object') is not true
             then 'payload must be a JSON object'
         when pg_column_size(p_payload || '{}') > 2097152
@@ -583,7 +622,7 @@ as $$
     end
 $$;
 comment on function _job_fault(text, text, jsonb, text, timestamptz, integer) is
-'What is wrong with the arguments of enqueue, naming argument and limit; NULL: nothing.';
+'What is wrong with the arguments of enqueue, by argument and limit; NULL: nothing.';
 -- A CASE decides before each cast, so that no item can raise and spoil its neighbours.
 -- The planner inlines this into the statement that reads it.
 create or replace function _jobs_from(p_jobs jsonb)
@@ -606,10 +645,16 @@ as $$
         f.available_at, f.max_attempts,
         f.is_known
         and (f.available_at is not null or f.is_at_once)
-        and _job_fault(
-            f.queue, f.kind, f.payload, f.idempotency_key,
-            f.available_at, f.max_attempts
-        ) is null
+        and (
+            _is_name(f.queue, 128)
+            and _is_plainly_sound(
+                f.kind, f.payload, f.idempotency_key, f.available_at, f.max_attempts
+            ) is true
+            or _job_fault(
+                f.queue, f.kind, f.payload, f.idempotency_key,
+                f.available_at, f.max_attempts
+            ) is null
+        )
     from (
         select
             i.ordinality::integer as position,
@@ -656,9 +701,9 @@ volatile
 as $$
     select encode(
         int8send(
-            (((extract(epoch from p_at) * 1000000)::bigint / 1000) << 16)
+            (((date_part('epoch', p_at) * 1000000)::bigint / 1000) << 16)
             | (7 << 12)
-            | ((extract(epoch from p_at) * 1000000)::bigint % 1000 * 4096 / 1000)
+            | ((date_part('epoch', p_at) * 1000000)::bigint % 1000 * 4096 / 1000)
         )
         || substr(uuid_send(gen_random_uuid()), 9),
         'hex'
@@ -666,6 +711,35 @@ as $$
 $$;
 comment on function _new_job_id(timestamptz) is
 'A UUID version 7 of the given instant: ids sort by it down to a microsecond.';
+create or replace function _publish_declarations()
+returns trigger
+language plpgsql
+set search_path from current
+as $$
+begin
+    update instance
+    set
+        queues = array(select q.queue from queue as q),
+        producers = array(select c.caller from caller as c where c.is_producer),
+        workers = array(select c.caller from caller as c where c.is_worker);
+    return null;
+end;
+$$;
+comment on function _publish_declarations() is
+'Copies the declared queues and callers into the row that enqueue and claim read.';
+
+create or replace trigger queue_is_published
+after insert or update or delete or truncate on queue
+for each statement execute function _publish_declarations();
+
+create or replace trigger caller_is_published
+after insert or update or delete or truncate on caller
+for each statement execute function _publish_declarations();
+
+-- A row made anew finds what is declared already.
+create or replace trigger instance_is_published
+after insert on instance
+for each statement execute function _publish_declarations();
 create or replace function _require_queue(p_queue text)
 returns void
 language plpgsql
@@ -741,8 +815,8 @@ $$;
 comment on function _retry_at(
     timestamptz, integer, integer, integer, double precision
 ) is
-'When a failed attempt may be repeated: base * 2^(attempt - 1) seconds on, at most max, '
-'less what jitter takes off.';
+'When a failed attempt may be repeated: after base * 2^(attempt - 1) seconds, at most '
+'max, less what jitter takes off.';
 create or replace function claim(p_queue text, p_limit integer default 1)
 returns setof leased_job
 language plpgsql
@@ -771,23 +845,23 @@ declare
     v_leased   integer;
     v_retire   integer     := 64;
 begin
-    select c.caller, make_interval(secs => i.lease_seconds), q.queue is not null
+    select _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues)
     into v_caller, v_lease, v_is_known
-    from caller as c
-    cross join instance as i
-    left join queue as q on q.queue = p_queue
-    where c.caller = _caller() and c.is_worker;
+    from instance as i
+    where _caller() = any (i.workers);
     if not found then
         raise exception using
             errcode = '42501',
             message = format('role %I is not a declared worker', _caller()),
             hint    = 'SET ROLE to a role that worker_instances names.';
     end if;
-    if not v_is_known then
+    if v_is_known is not true then
         perform _require_queue(p_queue);
     end if;
     if (p_limit between 1 and 1000) is not true then
-        raise exception using errcode = 'LJ007', message = 'limit must be from 1 to 1000';
+        raise exception using
+            errcode = 'LJ007',
+            message = 'limit must be from 1 to 1000';
     end if;
 
     loop
@@ -870,10 +944,10 @@ begin
 end;
 $$;
 comment on function claim(text, integer) is
-'Leases up to p_limit due jobs of a queue, oldest due first, each with its attempt (the '
-'fencing token) and a fresh lease token; no row where none is due. Reclaims lapsed '
-'leases and ends up to 64 jobs whose last one lapsed. Refuses an undeclared caller '
-'(42501), an undeclared queue (LJ003), a limit outside 1 to 1000 (LJ007).';
+'Leases up to p_limit due jobs of a queue, oldest due first, each with its attempt '
+'(the fencing token) and a fresh lease token; no row where none is due. Reclaims '
+'lapsed leases and ends up to 64 jobs whose last one lapsed. Refuses an undeclared '
+'caller (42501), an undeclared queue (LJ003), a limit outside 1 to 1000 (LJ007).';
 create or replace function complete(p_job_id uuid, p_lease_token text)
 returns boolean
 language plpgsql
@@ -920,14 +994,16 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+            hint    = 'The lease expired, was superseded or has ended: discard the '
+                      'result.';
     end if;
     return true;
 end;
 $$;
 comment on function complete(uuid, text) is
-'Ends a job as succeeded, in the caller''s transaction; repeated under the same lease it '
-'answers true once more. Refuses a lease that is not live and the caller''s own (LJ004).';
+'Ends a job as succeeded, in the caller''s transaction; repeated under the same lease '
+'it answers true once more. Refuses a lease that is not live and the caller''s own '
+'(LJ004).';
 create or replace function complete_many(p_job_ids uuid[], p_lease_tokens text[])
 returns setof completed_item
 language plpgsql
@@ -949,7 +1025,8 @@ begin
     ) then
         raise exception using
             errcode = 'LJ007',
-            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 '
+                      'items';
     end if;
 
     -- Rows are locked in the order of their ids, as everywhere, and each lease is
@@ -1018,12 +1095,19 @@ set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := clock_timestamp();
-    v_fault   text        := _job_fault(
-        p_queue, p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
-    );
+    v_fault   text;
     v_answer  enqueued_job;
     v_is_same boolean;
 begin
+    if _is_plainly_sound(
+        p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
+    ) is not true then
+        v_fault := _job_fault(
+            p_queue, p_kind, p_payload,
+            p_idempotency_key, p_available_at, p_max_attempts
+        );
+    end if;
+
     loop
         -- The insert itself proves caller and queue: nearly every call needs to ask no
         -- more. What refused it is found out only afterwards.
@@ -1034,10 +1118,9 @@ begin
             )
             select
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
-                c.caller, q.queue, p_kind, p_idempotency_key, p_payload
-            from caller as c
-            cross join queue as q
-            where c.caller = _caller() and c.is_producer and q.queue = p_queue
+                _caller(), p_queue, p_kind, p_idempotency_key, p_payload
+            from instance as i
+            where _caller() = any (i.producers) and p_queue = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -1051,16 +1134,22 @@ begin
         end if;
 
         if not exists (
-            select from caller as c where c.caller = _caller() and c.is_producer
+            select from instance as i where _caller() = any (i.producers)
         ) then
             raise exception using
                 errcode = '42501',
                 message = format('role %I is not a declared producer', _caller()),
                 hint    = 'SET ROLE to a role that producer_instances names.';
         end if;
-        if v_fault is null
-            and not exists (select from queue as q where q.queue = p_queue) then
-            v_fault := format('queue %s is not declared', p_queue);
+        if not exists (select from instance as i where p_queue = any (i.queues)) then
+            v_fault := coalesce(
+                v_fault,
+                _job_fault(
+                    p_queue, p_kind, p_payload,
+                    p_idempotency_key, p_available_at, p_max_attempts
+                ),
+                format('queue %s is not declared', p_queue)
+            );
         end if;
         if v_fault is not null then
             raise exception using errcode = 'LJ001', message = v_fault;
@@ -1109,15 +1198,16 @@ set enable_indexscan = on
 as $$
 declare
     v_caller text;
+    v_queues text[];
     v_now    timestamptz := clock_timestamp();
     v_ids    uuid[];
     v_new    integer     := 0;
     v_count  integer;
     v_items  enqueued_item[];
 begin
-    select c.caller into v_caller
-    from caller as c
-    where c.caller = _caller() and c.is_producer;
+    select _caller(), i.queues into v_caller, v_queues
+    from instance as i
+    where _caller() = any (i.producers);
     if not found then
         raise exception using
             errcode = '42501',
@@ -1128,7 +1218,9 @@ begin
         raise exception using errcode = 'LJ001', message = 'jobs must be a JSON array';
     end if;
     if jsonb_array_length(p_jobs) not between 1 and 1000 then
-        raise exception using errcode = 'LJ007', message = 'jobs must be 1 to 1000 items';
+        raise exception using
+            errcode = 'LJ007',
+            message = 'jobs must be 1 to 1000 items';
     end if;
 
     -- An item's id tells its position, and its instant is one microsecond after its
@@ -1151,7 +1243,7 @@ begin
             from (
                 select distinct on (f.idempotency_key collate "C") f.*
                 from _jobs_from(p_jobs) as f
-                where f.is_valid and f.queue in (select q.queue from queue as q)
+                where f.is_valid and f.queue = any (v_queues)
                 order by f.idempotency_key collate "C", f.position
             ) as i
             on conflict (producer, idempotency_key) do nothing
@@ -1182,7 +1274,7 @@ begin
         )
         into v_items
         from (
-            select f.*, f.is_valid and f.queue in (select q.queue from queue as q) as ok
+            select f.*, f.is_valid and f.queue = any (v_queues) as ok
             from _jobs_from(p_jobs) as f
             offset 0
         ) as i
@@ -1208,9 +1300,10 @@ begin
 end;
 $$;
 comment on function enqueue_many(jsonb) is
-'Makes an array of jobs durable, each an object with the fields of enqueue, and answers '
-'one row an item in input order; a bad item spoils no other. Refuses an undeclared '
-'caller (42501), what is no array (LJ001), and other than 1 to 1000 items (LJ007).';
+'Makes an array of jobs durable, each an object with the fields of enqueue, and '
+'answers one row an item in input order; a bad item spoils no other. Refuses an '
+'undeclared caller (42501), what is no array (LJ001), and other than 1 to 1000 items '
+'(LJ007).';
 create or replace function fail(
     p_job_id uuid,
     p_lease_token text,
@@ -1236,7 +1329,8 @@ begin
     if not _is_name(p_failure_code, 128) then
         raise exception using
             errcode = 'LJ005',
-            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+            message = 'failure_code must be 1 to 128 characters of '
+                      'A-Z a-z 0-9 . _ : / -';
     end if;
     if p_retryable is null then
         raise exception using errcode = 'LJ005', message = 'retryable must not be NULL';
@@ -1273,7 +1367,8 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+            hint    = 'The lease expired, was superseded or has ended: discard the '
+                      'result.';
     end if;
 
     if p_retryable and v_job.attempt < v_job.max_attempts then
@@ -1310,9 +1405,9 @@ end;
 $$;
 comment on function fail(uuid, text, text, boolean) is
 'Records a failed attempt: queued again with the time the job falls due, or failed for '
-'good where it is not retryable or no attempt is left; repeated under the same lease it '
-'answers the same. Refuses a malformed code or mark (LJ005), and a lease that is not '
-'live and the caller''s own (LJ004).';
+'good where it is not retryable or no attempt is left; repeated under the same lease '
+'it answers the same. Refuses a malformed code or mark (LJ005), and a lease that is '
+'not live and the caller''s own (LJ004).';
 create or replace function fail_many(
     p_job_ids uuid[],
     p_lease_tokens text[],
@@ -1512,7 +1607,7 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; stop this work.';
+            hint    = 'The lease expired, was superseded or has ended: stop this work.';
     end if;
 
     update live_job as l
@@ -1550,7 +1645,8 @@ begin
     ) then
         raise exception using
             errcode = 'LJ007',
-            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 '
+                      'items';
     end if;
 
     -- A row that somebody holds is passed over: waiting behind this worker's own
@@ -1710,7 +1806,8 @@ begin
         or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
         raise exception using
             errcode = 'LJ007',
-            message = 'queues, producer_instances and worker_instances must name something';
+            message = 'queues, producer_instances and worker_instances must be '
+                      'non-empty';
     end if;
 
     lock table instance in share row exclusive mode;
@@ -1754,10 +1851,10 @@ begin
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
-    -- Whoever enqueues has read the queue's row and so holds the table until its
+    -- Whoever enqueues has read the instance's row and so holds the table until its
     -- transaction ends: behind this lock every job of the queue can be seen.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
-        lock table queue in access exclusive mode;
+        lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then
             raise exception using
                 errcode = 'LJ007',
@@ -1783,7 +1880,8 @@ begin
         is_observer = excluded.is_observer
     where
         (c.is_producer, c.is_worker, c.is_observer)
-        is distinct from (excluded.is_producer, excluded.is_worker, excluded.is_observer);
+        is distinct from
+        (excluded.is_producer, excluded.is_worker, excluded.is_observer);
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
@@ -1797,8 +1895,8 @@ $$;
 comment on function configure(jsonb) is
 'Stores policy, queues and callers as the configuration document has them, and answers '
 'whether anything changed; audited. For the owner alone; memberships are '
-'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave out a '
-'queue that has live jobs (LJ007).';
+'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave '
+'out a queue that has live jobs (LJ007).';
 create or replace function purge(p_before timestamptz, p_limit integer default 1000)
 returns integer
 language plpgsql
@@ -1872,8 +1970,8 @@ $$;
 comment on function purge(timestamptz, integer) is
 'Deletes up to p_limit jobs that ended before the given time, oldest end first, with '
 'their evidence and keys, and answers how many; audited. Call it until it answers 0. '
-'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 jobs '
-'(LJ007).';
+'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 '
+'jobs (LJ007).';
 create or replace function redrive(p_job_id uuid, p_extra_attempts integer default 1)
 returns failed_job
 language plpgsql
@@ -1913,7 +2011,8 @@ begin
         job_id, available_at, attempt, max_attempts, queue, last_failure_code
     )
     select
-        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue, a.failure_code
+        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue,
+        a.failure_code
     from job as j
     cross join lateral (
         select e.*
@@ -1967,7 +2066,9 @@ begin
         array(
             select l.job_id
             from live_job as l
-            where l.lease_expires_at <= clock_timestamp() and l.attempt >= l.max_attempts
+            where
+                l.lease_expires_at <= clock_timestamp()
+                and l.attempt >= l.max_attempts
             limit p_limit
             for update skip locked
         ),
@@ -1995,15 +2096,14 @@ declare
         from pg_namespace as n
         where n.nspname = v_schema
     );
-    v_others text;
+    v_groups text;
     v_object record;
 begin
     select string_agg(format('%I', v_prefix || '_' || g.kind), ', ')
-    into v_others
+    into v_groups
     from unnest(array['producer', 'worker', 'observer', 'operator']) as g (kind);
-    v_others := 'public, ' || v_others;
 
-    execute format('revoke all on schema %I from %s', v_schema, v_others);
+    execute format('revoke all on schema %I from public, %s', v_schema, v_groups);
     for v_object in
         select
             case
@@ -2027,45 +2127,39 @@ begin
         where p.pronamespace = v_schema::regnamespace
     loop
         execute format(
-            'revoke all on %s %s from %s', v_object.kind, v_object.name, v_others
+            'revoke all on %s %s from public, %s',
+            v_object.kind, v_object.name, v_groups
         );
     end loop;
 
+    execute format('grant usage on schema %I to %s', v_schema, v_groups);
+    execute format('grant select on error_code, installed_version to %s', v_groups);
     for v_object in
-        select g.what, format('%I', v_prefix || '_' || r.kind) as role
+        select g.name, format('%I', v_prefix || '_' || r.kind) as role
         from (
             values
-                ('producer worker observer operator', 'usage on schema '),
-                ('producer worker observer operator', 'select on table error_code'),
-                ('producer worker observer operator', 'select on table installed_version'),
+                ('producer', 'enqueue(text, text, jsonb, text, timestamptz, integer)'),
+                ('producer', 'enqueue_many(jsonb)'),
 
-                ('producer', 'execute on function enqueue(text, text, jsonb, text, timestamptz, integer)'),
-                ('producer', 'execute on function enqueue_many(jsonb)'),
+                ('worker', 'claim(text, integer)'),
+                ('worker', 'renew(uuid, text)'),
+                ('worker', 'renew_many(uuid[], text[])'),
+                ('worker', 'complete(uuid, text)'),
+                ('worker', 'complete_many(uuid[], text[])'),
+                ('worker', 'fail(uuid, text, text, boolean)'),
+                ('worker', 'fail_many(uuid[], text[], text[], boolean[])'),
+                ('worker', 'next_available_at(text)'),
 
-                ('worker', 'execute on function claim(text, integer)'),
-                ('worker', 'execute on function renew(uuid, text)'),
-                ('worker', 'execute on function renew_many(uuid[], text[])'),
-                ('worker', 'execute on function complete(uuid, text)'),
-                ('worker', 'execute on function complete_many(uuid[], text[])'),
-                ('worker', 'execute on function fail(uuid, text, text, boolean)'),
-                ('worker', 'execute on function fail_many(uuid[], text[], text[], boolean[])'),
-                ('worker', 'execute on function next_available_at(text)'),
+                ('producer worker observer operator', 'inspect(uuid)'),
 
-                ('producer worker observer operator', 'execute on function inspect(uuid)'),
-
-                ('operator', 'execute on function redrive(uuid, integer)'),
-                ('operator', 'execute on function purge(timestamptz, integer)'),
-                ('operator', 'execute on function retire_expired(integer)')
-        ) as g (kinds, what)
+                ('operator', 'redrive(uuid, integer)'),
+                ('operator', 'purge(timestamptz, integer)'),
+                ('operator', 'retire_expired(integer)')
+        ) as g (kinds, name)
         cross join unnest(string_to_array(g.kinds, ' ')) as r (kind)
     loop
         execute format(
-            'grant %s to %s',
-            case when v_object.what = 'usage on schema '
-                then v_object.what || format('%I', v_schema)
-                else v_object.what
-            end,
-            v_object.role
+            'grant execute on function %s to %s', v_object.name, v_object.role
         );
     end loop;
 end $$;

@@ -23,7 +23,7 @@ begin
     ) is not true then
         raise exception using
             errcode = 'LJ008',
-            message = format('schema %I is not a Jobs Instance', coalesce(v_schema, '?')),
+            message = format('schema %s is not a Jobs Instance', v_schema),
             hint    = 'Run sql/bootstrap.sql first, and name the Instance''s schema '
                       'in the URL: ?schema=<schema>.';
     end if;

@@ -1,8 +1,8 @@
 -- CREATE TYPE knows no IF NOT EXISTS, and a migration may be applied a second time.
 --
 -- What must hold of one column of a hot table is a domain's constraint: the session
--- compiles it once. A table's CHECK is parsed anew by every statement that writes a row,
--- 2 to 4 microseconds each, so those that remain say what takes two columns to say.
+-- compiles it once. A table's CHECK is parsed anew by every statement that writes a
+-- row, 2 to 4 microseconds each, so those that remain say what takes two columns.
 do $$
 declare
     v_schema text := current_schema();
@@ -19,7 +19,8 @@ begin
 
     if to_regtype(format('%I.object_payload', v_schema)) is null then
         create domain object_payload as jsonb
-            constraint object_payload_is_an_object check (jsonb_typeof(value) = 'object');
+            constraint object_payload_is_an_object
+            check (jsonb_typeof(value) = 'object');
     end if;
 
     if to_regtype(format('%I.attempt_outcome', v_schema)) is null then

@@ -40,6 +40,9 @@ create table if not exists instance (
     notify             boolean          not null default true,
     retention_seconds  bigint,
     configured_at      timestamptz      not null default clock_timestamp(),
+    queues             text[]           not null default '{}' collate "C",
+    producers          text[]           not null default '{}' collate "C",
+    workers            text[]           not null default '{}' collate "C",
 
     constraint instance_pkey primary key (is_only),
     constraint instance_is_one_row check (is_only),
@@ -64,6 +67,11 @@ comment on column instance.retry_base_seconds is
 comment on column instance.retry_max_seconds is 'No wait between attempts is longer.';
 comment on column instance.retry_jitter is
 'The share of a wait, from 0 to 1, that chance may take off it.';
+comment on column instance.queues is
+'The names in queue. Copied here with the callers, by triggers, because enqueue and '
+'claim run for every job: one row of one table tells them what three would.';
+comment on column instance.producers is 'The names in caller that are producers.';
+comment on column instance.workers is 'The names in caller that are workers.';
 comment on column instance.notify is 'Whether enqueue may wake waiting workers.';
 comment on column instance.retention_seconds is
 'How long ended jobs are meant to be kept; NULL: until somebody purges them.';

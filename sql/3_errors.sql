@@ -17,9 +17,15 @@ values
         'LJ004', 'invalid_lease',
         'The lease has expired, was superseded, has ended, or never was.'
     ),
-    ('LJ005', 'invalid_failure', 'The failure code or its retryable mark is malformed.'),
+    (
+        'LJ005', 'invalid_failure',
+        'The failure code or its retryable mark is malformed.'
+    ),
     ('LJ006', 'job_not_found', 'No such job; it may have been purged.'),
-    ('LJ007', 'invalid_argument', 'A limit, cut-off, array or document is out of range.'),
+    (
+        'LJ007', 'invalid_argument',
+        'A limit, cut-off, array or document is out of range.'
+    ),
     (
         'LJ008', 'schema_not_ready',
         'The schema is missing, older or newer than the client, or has drifted.'

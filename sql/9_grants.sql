@@ -9,15 +9,14 @@ declare
         from pg_namespace as n
         where n.nspname = v_schema
     );
-    v_others text;
+    v_groups text;
     v_object record;
 begin
     select string_agg(format('%I', v_prefix || '_' || g.kind), ', ')
-    into v_others
+    into v_groups
     from unnest(array['producer', 'worker', 'observer', 'operator']) as g (kind);
-    v_others := 'public, ' || v_others;
 
-    execute format('revoke all on schema %I from %s', v_schema, v_others);
+    execute format('revoke all on schema %I from public, %s', v_schema, v_groups);
     for v_object in
         select
             case
@@ -41,45 +40,39 @@ begin
         where p.pronamespace = v_schema::regnamespace
     loop
         execute format(
-            'revoke all on %s %s from %s', v_object.kind, v_object.name, v_others
+            'revoke all on %s %s from public, %s',
+            v_object.kind, v_object.name, v_groups
         );
     end loop;
 
+    execute format('grant usage on schema %I to %s', v_schema, v_groups);
+    execute format('grant select on error_code, installed_version to %s', v_groups);
     for v_object in
-        select g.what, format('%I', v_prefix || '_' || r.kind) as role
+        select g.name, format('%I', v_prefix || '_' || r.kind) as role
         from (
             values
-                ('producer worker observer operator', 'usage on schema '),
-                ('producer worker observer operator', 'select on table error_code'),
-                ('producer worker observer operator', 'select on table installed_version'),
+                ('producer', 'enqueue(text, text, jsonb, text, timestamptz, integer)'),
+                ('producer', 'enqueue_many(jsonb)'),
 
-                ('producer', 'execute on function enqueue(text, text, jsonb, text, timestamptz, integer)'),
-                ('producer', 'execute on function enqueue_many(jsonb)'),
+                ('worker', 'claim(text, integer)'),
+                ('worker', 'renew(uuid, text)'),
+                ('worker', 'renew_many(uuid[], text[])'),
+                ('worker', 'complete(uuid, text)'),
+                ('worker', 'complete_many(uuid[], text[])'),
+                ('worker', 'fail(uuid, text, text, boolean)'),
+                ('worker', 'fail_many(uuid[], text[], text[], boolean[])'),
+                ('worker', 'next_available_at(text)'),
 
-                ('worker', 'execute on function claim(text, integer)'),
-                ('worker', 'execute on function renew(uuid, text)'),
-                ('worker', 'execute on function renew_many(uuid[], text[])'),
-                ('worker', 'execute on function complete(uuid, text)'),
-                ('worker', 'execute on function complete_many(uuid[], text[])'),
-                ('worker', 'execute on function fail(uuid, text, text, boolean)'),
-                ('worker', 'execute on function fail_many(uuid[], text[], text[], boolean[])'),
-                ('worker', 'execute on function next_available_at(text)'),
+                ('producer worker observer operator', 'inspect(uuid)'),
 
-                ('producer worker observer operator', 'execute on function inspect(uuid)'),
-
-                ('operator', 'execute on function redrive(uuid, integer)'),
-                ('operator', 'execute on function purge(timestamptz, integer)'),
-                ('operator', 'execute on function retire_expired(integer)')
-        ) as g (kinds, what)
+                ('operator', 'redrive(uuid, integer)'),
+                ('operator', 'purge(timestamptz, integer)'),
+                ('operator', 'retire_expired(integer)')
+        ) as g (kinds, name)
         cross join unnest(string_to_array(g.kinds, ' ')) as r (kind)
     loop
         execute format(
-            'grant %s to %s',
-            case when v_object.what = 'usage on schema '
-                then v_object.what || format('%I', v_schema)
-                else v_object.what
-            end,
-            v_object.role
+            'grant execute on function %s to %s', v_object.name, v_object.role
         );
     end loop;
 end $$;

@@ -6,4 +6,4 @@ as $$
     select (length(p_text) <= p_length and p_text ~ '^[A-Za-z0-9._:/-]+$') is true
 $$;
 comment on function _is_name(text, integer) is
-'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - and nothing else.';
+'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - alone.';

@@ -1,8 +1,8 @@
--- Run by every enqueue, so the names are proved together, and told apart only when one
--- is wrong. The payload is looked at in an order that keeps hostile documents cheap: its
--- size once detoasted (what the concatenation is for; stored, JSON takes at most four
--- times its text), then depth, which bounds the walk, then every number, because one of
--- ten bytes can be a hundred thousand digits long; and only then is text made of it.
+-- The names are proved together, and told apart only when one is wrong. The payload is
+-- looked at in an order that keeps hostile documents cheap: its size once detoasted
+-- (what the concatenation is for; stored, JSON takes at most four times its text), then
+-- depth, which bounds the walk, then every number, because one of ten bytes can be a
+-- hundred thousand digits long; and only then is text made of it.
 create or replace function _job_fault(
     p_queue text,
     p_kind text,
@@ -30,7 +30,7 @@ as $$
             p_available_at >= '0001-01-01 00:00:00+00'
             and p_available_at < '10000-01-01 00:00:00+00'
         ) is false
-            then 'available_at must be finite, from the year 1 and before the year 10000'
+            then 'available_at must be finite, from the year 1 to before the year 10000'
         when (jsonb_typeof(p_payload) = 'object') is not true
             then 'payload must be a JSON object'
         when pg_column_size(p_payload || '{}') > 2097152
@@ -49,4 +49,4 @@ as $$
     end
 $$;
 comment on function _job_fault(text, text, jsonb, text, timestamptz, integer) is
-'What is wrong with the arguments of enqueue, naming argument and limit; NULL: nothing.';
+'What is wrong with the arguments of enqueue, by argument and limit; NULL: nothing.';

@@ -20,10 +20,16 @@ as $$
         f.available_at, f.max_attempts,
         f.is_known
         and (f.available_at is not null or f.is_at_once)
-        and _job_fault(
-            f.queue, f.kind, f.payload, f.idempotency_key,
-            f.available_at, f.max_attempts
-        ) is null
+        and (
+            _is_name(f.queue, 128)
+            and _is_plainly_sound(
+                f.kind, f.payload, f.idempotency_key, f.available_at, f.max_attempts
+            ) is true
+            or _job_fault(
+                f.queue, f.kind, f.payload, f.idempotency_key,
+                f.available_at, f.max_attempts
+            ) is null
+        )
     from (
         select
             i.ordinality::integer as position,

@@ -7,9 +7,9 @@ volatile
 as $$
     select encode(
         int8send(
-            (((extract(epoch from p_at) * 1000000)::bigint / 1000) << 16)
+            (((date_part('epoch', p_at) * 1000000)::bigint / 1000) << 16)
             | (7 << 12)
-            | ((extract(epoch from p_at) * 1000000)::bigint % 1000 * 4096 / 1000)
+            | ((date_part('epoch', p_at) * 1000000)::bigint % 1000 * 4096 / 1000)
         )
         || substr(uuid_send(gen_random_uuid()), 9),
         'hex'

@@ -21,5 +21,5 @@ $$;
 comment on function _retry_at(
     timestamptz, integer, integer, integer, double precision
 ) is
-'When a failed attempt may be repeated: base * 2^(attempt - 1) seconds on, at most max, '
-'less what jitter takes off.';
+'When a failed attempt may be repeated: after base * 2^(attempt - 1) seconds, at most '
+'max, less what jitter takes off.';

@@ -26,23 +26,23 @@ declare
     v_leased   integer;
     v_retire   integer     := 64;
 begin
-    select c.caller, make_interval(secs => i.lease_seconds), q.queue is not null
+    select _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues)
     into v_caller, v_lease, v_is_known
-    from caller as c
-    cross join instance as i
-    left join queue as q on q.queue = p_queue
-    where c.caller = _caller() and c.is_worker;
+    from instance as i
+    where _caller() = any (i.workers);
     if not found then
         raise exception using
             errcode = '42501',
             message = format('role %I is not a declared worker', _caller()),
             hint    = 'SET ROLE to a role that worker_instances names.';
     end if;
-    if not v_is_known then
+    if v_is_known is not true then
         perform _require_queue(p_queue);
     end if;
     if (p_limit between 1 and 1000) is not true then
-        raise exception using errcode = 'LJ007', message = 'limit must be from 1 to 1000';
+        raise exception using
+            errcode = 'LJ007',
+            message = 'limit must be from 1 to 1000';
     end if;
 
     loop
@@ -125,7 +125,7 @@ begin
 end;
 $$;
 comment on function claim(text, integer) is
-'Leases up to p_limit due jobs of a queue, oldest due first, each with its attempt (the '
-'fencing token) and a fresh lease token; no row where none is due. Reclaims lapsed '
-'leases and ends up to 64 jobs whose last one lapsed. Refuses an undeclared caller '
-'(42501), an undeclared queue (LJ003), a limit outside 1 to 1000 (LJ007).';
+'Leases up to p_limit due jobs of a queue, oldest due first, each with its attempt '
+'(the fencing token) and a fresh lease token; no row where none is due. Reclaims '
+'lapsed leases and ends up to 64 jobs whose last one lapsed. Refuses an undeclared '
+'caller (42501), an undeclared queue (LJ003), a limit outside 1 to 1000 (LJ007).';

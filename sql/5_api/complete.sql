@@ -44,11 +44,13 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+            hint    = 'The lease expired, was superseded or has ended: discard the '
+                      'result.';
     end if;
     return true;
 end;
 $$;
 comment on function complete(uuid, text) is
-'Ends a job as succeeded, in the caller''s transaction; repeated under the same lease it '
-'answers true once more. Refuses a lease that is not live and the caller''s own (LJ004).';
+'Ends a job as succeeded, in the caller''s transaction; repeated under the same lease '
+'it answers true once more. Refuses a lease that is not live and the caller''s own '
+'(LJ004).';

@@ -19,7 +19,8 @@ begin
     ) then
         raise exception using
             errcode = 'LJ007',
-            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 '
+                      'items';
     end if;
 
     -- Rows are locked in the order of their ids, as everywhere, and each lease is

@@ -16,12 +16,19 @@ set enable_seqscan = off
 as $$
 declare
     v_now     timestamptz := clock_timestamp();
-    v_fault   text        := _job_fault(
-        p_queue, p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
-    );
+    v_fault   text;
     v_answer  enqueued_job;
     v_is_same boolean;
 begin
+    if _is_plainly_sound(
+        p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
+    ) is not true then
+        v_fault := _job_fault(
+            p_queue, p_kind, p_payload,
+            p_idempotency_key, p_available_at, p_max_attempts
+        );
+    end if;
+
     loop
         -- The insert itself proves caller and queue: nearly every call needs to ask no
         -- more. What refused it is found out only afterwards.
@@ -32,10 +39,9 @@ begin
             )
             select
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
-                c.caller, q.queue, p_kind, p_idempotency_key, p_payload
-            from caller as c
-            cross join queue as q
-            where c.caller = _caller() and c.is_producer and q.queue = p_queue
+                _caller(), p_queue, p_kind, p_idempotency_key, p_payload
+            from instance as i
+            where _caller() = any (i.producers) and p_queue = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -49,16 +55,22 @@ begin
         end if;
 
         if not exists (
-            select from caller as c where c.caller = _caller() and c.is_producer
+            select from instance as i where _caller() = any (i.producers)
         ) then
             raise exception using
                 errcode = '42501',
                 message = format('role %I is not a declared producer', _caller()),
                 hint    = 'SET ROLE to a role that producer_instances names.';
         end if;
-        if v_fault is null
-            and not exists (select from queue as q where q.queue = p_queue) then
-            v_fault := format('queue %s is not declared', p_queue);
+        if not exists (select from instance as i where p_queue = any (i.queues)) then
+            v_fault := coalesce(
+                v_fault,
+                _job_fault(
+                    p_queue, p_kind, p_payload,
+                    p_idempotency_key, p_available_at, p_max_attempts
+                ),
+                format('queue %s is not declared', p_queue)
+            );
         end if;
         if v_fault is not null then
             raise exception using errcode = 'LJ001', message = v_fault;

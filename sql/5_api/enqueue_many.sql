@@ -14,15 +14,16 @@ set enable_indexscan = on
 as $$
 declare
     v_caller text;
+    v_queues text[];
     v_now    timestamptz := clock_timestamp();
     v_ids    uuid[];
     v_new    integer     := 0;
     v_count  integer;
     v_items  enqueued_item[];
 begin
-    select c.caller into v_caller
-    from caller as c
-    where c.caller = _caller() and c.is_producer;
+    select _caller(), i.queues into v_caller, v_queues
+    from instance as i
+    where _caller() = any (i.producers);
     if not found then
         raise exception using
             errcode = '42501',
@@ -33,7 +34,9 @@ begin
         raise exception using errcode = 'LJ001', message = 'jobs must be a JSON array';
     end if;
     if jsonb_array_length(p_jobs) not between 1 and 1000 then
-        raise exception using errcode = 'LJ007', message = 'jobs must be 1 to 1000 items';
+        raise exception using
+            errcode = 'LJ007',
+            message = 'jobs must be 1 to 1000 items';
     end if;
 
     -- An item's id tells its position, and its instant is one microsecond after its
@@ -56,7 +59,7 @@ begin
             from (
                 select distinct on (f.idempotency_key collate "C") f.*
                 from _jobs_from(p_jobs) as f
-                where f.is_valid and f.queue in (select q.queue from queue as q)
+                where f.is_valid and f.queue = any (v_queues)
                 order by f.idempotency_key collate "C", f.position
             ) as i
             on conflict (producer, idempotency_key) do nothing
@@ -87,7 +90,7 @@ begin
         )
         into v_items
         from (
-            select f.*, f.is_valid and f.queue in (select q.queue from queue as q) as ok
+            select f.*, f.is_valid and f.queue = any (v_queues) as ok
             from _jobs_from(p_jobs) as f
             offset 0
         ) as i
@@ -113,6 +116,7 @@ begin
 end;
 $$;
 comment on function enqueue_many(jsonb) is
-'Makes an array of jobs durable, each an object with the fields of enqueue, and answers '
-'one row an item in input order; a bad item spoils no other. Refuses an undeclared '
-'caller (42501), what is no array (LJ001), and other than 1 to 1000 items (LJ007).';
+'Makes an array of jobs durable, each an object with the fields of enqueue, and '
+'answers one row an item in input order; a bad item spoils no other. Refuses an '
+'undeclared caller (42501), what is no array (LJ001), and other than 1 to 1000 items '
+'(LJ007).';

@@ -23,7 +23,8 @@ begin
     if not _is_name(p_failure_code, 128) then
         raise exception using
             errcode = 'LJ005',
-            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+            message = 'failure_code must be 1 to 128 characters of '
+                      'A-Z a-z 0-9 . _ : / -';
     end if;
     if p_retryable is null then
         raise exception using errcode = 'LJ005', message = 'retryable must not be NULL';
@@ -60,7 +61,8 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; discard this result.';
+            hint    = 'The lease expired, was superseded or has ended: discard the '
+                      'result.';
     end if;
 
     if p_retryable and v_job.attempt < v_job.max_attempts then
@@ -97,6 +99,6 @@ end;
 $$;
 comment on function fail(uuid, text, text, boolean) is
 'Records a failed attempt: queued again with the time the job falls due, or failed for '
-'good where it is not retryable or no attempt is left; repeated under the same lease it '
-'answers the same. Refuses a malformed code or mark (LJ005), and a lease that is not '
-'live and the caller''s own (LJ004).';
+'good where it is not retryable or no attempt is left; repeated under the same lease '
+'it answers the same. Refuses a malformed code or mark (LJ005), and a lease that is '
+'not live and the caller''s own (LJ004).';

@@ -30,7 +30,7 @@ begin
         raise exception using
             errcode = 'LJ004',
             message = 'the job is not leased under the lease presented',
-            hint    = 'The lease expired, was superseded or has ended; stop this work.';
+            hint    = 'The lease expired, was superseded or has ended: stop this work.';
     end if;
 
     update live_job as l

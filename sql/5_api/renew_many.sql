@@ -22,7 +22,8 @@ begin
     ) then
         raise exception using
             errcode = 'LJ007',
-            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 items';
+            message = 'job_ids and lease_tokens must be parallel lists of 1 to 1000 '
+                      'items';
     end if;
 
     -- A row that somebody holds is passed over: waiting behind this worker's own

@@ -35,7 +35,8 @@ begin
         or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
         raise exception using
             errcode = 'LJ007',
-            message = 'queues, producer_instances and worker_instances must name something';
+            message = 'queues, producer_instances and worker_instances must be '
+                      'non-empty';
     end if;
 
     lock table instance in share row exclusive mode;
@@ -79,10 +80,10 @@ begin
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
-    -- Whoever enqueues has read the queue's row and so holds the table until its
+    -- Whoever enqueues has read the instance's row and so holds the table until its
     -- transaction ends: behind this lock every job of the queue can be seen.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
-        lock table queue in access exclusive mode;
+        lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then
             raise exception using
                 errcode = 'LJ007',
@@ -108,7 +109,8 @@ begin
         is_observer = excluded.is_observer
     where
         (c.is_producer, c.is_worker, c.is_observer)
-        is distinct from (excluded.is_producer, excluded.is_worker, excluded.is_observer);
+        is distinct from
+        (excluded.is_producer, excluded.is_worker, excluded.is_observer);
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
@@ -122,5 +124,5 @@ $$;
 comment on function configure(jsonb) is
 'Stores policy, queues and callers as the configuration document has them, and answers '
 'whether anything changed; audited. For the owner alone; memberships are '
-'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave out a '
-'queue that has live jobs (LJ007).';
+'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave '
+'out a queue that has live jobs (LJ007).';

@@ -71,5 +71,5 @@ $$;
 comment on function purge(timestamptz, integer) is
 'Deletes up to p_limit jobs that ended before the given time, oldest end first, with '
 'their evidence and keys, and answers how many; audited. Call it until it answers 0. '
-'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 jobs '
-'(LJ007).';
+'Refuses a cut-off that is NULL, infinite or yet to come, and other than 1 to 10000 '
+'jobs (LJ007).';

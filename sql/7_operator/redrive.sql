@@ -37,7 +37,8 @@ begin
         job_id, available_at, attempt, max_attempts, queue, last_failure_code
     )
     select
-        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue, a.failure_code
+        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue,
+        a.failure_code
     from job as j
     cross join lateral (
         select e.*

@@ -20,7 +20,9 @@ begin
         array(
             select l.job_id
             from live_job as l
-            where l.lease_expires_at <= clock_timestamp() and l.attempt >= l.max_attempts
+            where
+                l.lease_expires_at <= clock_timestamp()
+                and l.attempt >= l.max_attempts
             limit p_limit
             for update skip locked
         ),

@@ -1,0 +1,175 @@
+"""The README's own blocks, run as they stand, in their order."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlencode
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from lenso_jobs.embedded import find_programs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENT = re.search(r"```json\n(.*?)```", README, re.DOTALL).group(1)
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def psql():
+    program = find_programs() / "psql"
+    found = str(program) if program.exists() else shutil.which("psql")
+    if found is None:
+        pytest.skip("this PostgreSQL comes without psql")
+    return found
+
+
+@pytest.fixture
+def newcomer(new_database, tmp_path):
+    """A directory with jobs.json, and the environment the README speaks of.
+
+    The callers' and the groups' names are made this run's own, since roles belong to
+    the whole server.
+    """
+    mark = uuid4().hex[:8]
+    names = ("accounts", "organization", "email-worker", "operations")
+    conninfo = new_database(f"jobs_email_{mark}")
+    parameters = {k: str(v) for k, v in conninfo_to_dict(conninfo).items()}
+    dbname = parameters.pop("dbname")
+    renamed = {name: f"{name}-{mark}" for name in names}
+
+    def ours(text):
+        for name, new in renamed.items():
+            text = re.sub(rf'(?<=["\'])(?:{name})(?=["\'])|(?<=role ){name}\b', new, text)
+        text = re.sub(r"(?<=role )(\w+-\w+)", r'"\1"', text)
+        return text.replace(
+            '"schema": "jobs_email",',
+            f'"schema": "jobs_email", "role_prefix": "jobs_email_{mark}",',
+        ).replace("jobs_email_owner", f"jobs_email_{mark}_owner")
+
+    (tmp_path / "jobs.json").write_text(ours(DOCUMENT))
+    for asset in ("sql", "migrations"):
+        (tmp_path / asset).symlink_to(ROOT / asset)
+    # The yoyo command of this interpreter, and psql of this PostgreSQL.
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "lenso-jobs").write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c"
+        " 'from lenso_jobs.cli import main; main()' \"$@\"\n"
+    )
+    (binaries / "yoyo").write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c"
+        " 'from yoyo.scripts.main import main; main()' \"$@\"\n"
+    )
+    for name in ("lenso-jobs", "yoyo"):
+        (binaries / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "JOBS_DATABASE_URL": f"postgresql:///{dbname}?{urlencode(parameters)}",
+        # The README appends its own query to a URL that has none.
+        "YOYO_URL": f"postgresql+psycopg:///{dbname}",
+        **{
+            variable: parameters[key]
+            for key, variable in (
+                ("host", "PGHOST"),
+                ("port", "PGPORT"),
+                ("user", "PGUSER"),
+                ("password", "PGPASSWORD"),
+            )
+            if key in parameters
+        },
+        "PATH": f"{binaries}:{find_programs()}:{os.environ['PATH']}",
+    }
+
+    def run(*command, text=None):
+        result = subprocess.run(
+            command,
+            input=text,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    run.conninfo = conninfo
+    run.ours = ours
+    run.url = environment["JOBS_DATABASE_URL"]
+    yield run
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("drop schema if exists jobs_email cascade")
+        for name in renamed.values():
+            connection.execute(f'drop role if exists "{name}"')
+
+
+def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
+    _, _, first, _ = blocks("bash")
+    setup = "\n".join(line for line in first.splitlines() if "export" not in line)
+    (in_sql,) = blocks("sql")
+
+    assert "is ready" in newcomer("bash", "-ec", setup)
+    answer = newcomer(
+        psql, "-qAt", "-v", "ON_ERROR_STOP=1", newcomer.url, text=newcomer.ours(in_sql)
+    )
+
+    assert answer.splitlines()[1:] == ["t", "succeeded|1"]
+    for block in blocks("python"):
+        newcomer(sys.executable, "-W", "error", "-c", newcomer.ours(block))
+    with psycopg.connect(newcomer.conninfo) as connection:
+        assert connection.execute(
+            "select count(*) from jobs_email.attempt where outcome = 'succeeded'"
+        ).fetchone() == (3,)
+
+
+def test_an_operator_needs_only_psql_and_yoyo(newcomer, psql):
+    *_, by_hand = blocks("bash")
+
+    newcomer("bash", "-ec", newcomer.ours(by_hand))
+
+    with psycopg.connect(newcomer.conninfo) as connection:
+        assert connection.execute("select queue from jobs_email.queue").fetchall() == [
+            ("email",)
+        ]
+        foreign = connection.execute(
+            "select count(*) from pg_class where relnamespace = 'jobs_email'::regnamespace"
+            " and pg_get_userbyid(relowner) !~ '_owner$'"
+        ).fetchone()
+        assert foreign == (0,)
+    assert "as it should be" in newcomer("lenso-jobs", "check", "--config", "jobs.json")
+
+
+def test_the_roles_table_says_what_was_granted(owner, prefix):
+    said = {
+        (kind, name)
+        for kind, names in re.findall(
+            r"^\| `jobs_email_(producer|worker|observer|operator)` \| (.+) \|$",
+            README,
+            re.MULTILINE,
+        )
+        for name in re.findall(r"`(\w+)`", names)
+    }
+
+    granted = set(
+        owner.rows(
+            "select replace(r.rolname, %s || '_', ''), p.proname"
+            " from pg_proc as p, aclexplode(p.proacl) as a"
+            " join pg_roles as r on r.oid = a.grantee"
+            " where p.pronamespace = 'jobs_email'::regnamespace"
+            " and a.grantee <> p.proowner",
+            prefix,
+        )
+    )
+
+    assert granted == said
