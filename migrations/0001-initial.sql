@@ -477,6 +477,68 @@ as $$
 $$;
 comment on function _callers_of(jsonb) is
 'The caller Instances that a configuration document declares, and what each may do.';
+-- Bounds are the table's constraints to keep; this proves what a cast would bend into
+-- them, a fraction or a number in quotes, and that the lists are lists of names.
+create or replace function _document_fault(p_document jsonb, p_schema text)
+returns text
+language plpgsql
+stable
+as $$
+declare
+    v_field text;
+begin
+    select k.name into v_field
+    from jsonb_object_keys(p_document) as k (name)
+    where k.name not in (
+        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
+        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
+        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
+        'observer_instances'
+    );
+    if found then
+        return format('%I is not a field of the configuration', v_field);
+    end if;
+    if (p_document ->> 'schema' = p_schema) is not true then
+        return format('the document''s schema is not %I', p_schema);
+    end if;
+
+    for v_field in
+        select k.name
+        from unnest(array[
+            'lease_seconds', 'retry_base_seconds', 'retry_max_seconds',
+            'retention_seconds'
+        ]) as k (name)
+        where coalesce(p_document -> k.name, 'null') <> 'null'
+    loop
+        if jsonb_typeof(p_document -> v_field) <> 'number'
+            or (p_document -> v_field)::numeric % 1 <> 0 then
+            return format('%s must be a whole number', v_field);
+        end if;
+    end loop;
+
+    foreach v_field in array array[
+        'queues', 'producer_instances', 'worker_instances', 'observer_instances'
+    ] loop
+        if jsonb_typeof(p_document -> v_field) <> 'array'
+            or jsonb_path_exists(
+                p_document -> v_field, 'strict $[*] ? (@.type() != "string")'
+            )
+            or jsonb_array_length(p_document -> v_field) <> (
+                select count(distinct e.value)
+                from jsonb_array_elements(p_document -> v_field) as e
+            ) then
+            return format('%s must be a list of different names', v_field);
+        end if;
+        if coalesce(jsonb_array_length(p_document -> v_field), 0) = 0
+            and v_field <> 'observer_instances' then
+            return format('%s must name something', v_field);
+        end if;
+    end loop;
+    return null;
+end;
+$$;
+comment on function _document_fault(jsonb, text) is
+'What is wrong with the form of a configuration document; NULL: nothing.';
 -- PL/pgSQL, so that it stays a call: inlined, it would be set up by every enqueue.
 create or replace function _fault_of_names(
     p_queue text,
@@ -500,6 +562,30 @@ end;
 $$;
 comment on function _fault_of_names(text, text, text) is
 'Which of the names that enqueue was given is malformed, and its limit; NULL: none.';
+-- Ten bytes of a number can be sixteen thousand decimal places of text. Numbers of 64
+-- characters and more are counted up to where their text alone would be too much, each
+-- written out by itself, so that neither memory nor time is theirs to choose.
+create or replace function _has_too_many_digits(p_payload jsonb)
+returns boolean
+language plpgsql
+stable
+as $$
+begin
+    return 4096 = (
+        select count(*)
+        from (
+            select
+            from jsonb_path_query(
+                p_payload, 'strict $.** ? (@.type() == "number")'
+            ) as n
+            where length(n::text) >= 64
+            limit 4096
+        ) as long
+    );
+end;
+$$;
+comment on function _has_too_many_digits(jsonb) is
+'Whether the long numbers of a payload are more than 262144 bytes as text.';
 -- The form is proved before the cast, so that the cast can neither raise nor depend on
 -- DateStyle or TimeZone. No backslash: a caller may change what it means in a literal.
 create or replace function _instant_from_rfc3339(p_text text)
@@ -547,9 +633,9 @@ as $$
 $$;
 comment on function _is_name(text, integer) is
 'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - alone.';
--- Most jobs are small, and one look at all their text together then proves every limit
--- there is: length, form, depth, and the digits of every number. What does not pass
--- here is not refused yet; _job_fault says.
+-- Most jobs are small, and the length of all their text together then proves every
+-- limit there is: of each name, of the payload, of its depth, and of every number.
+-- What does not pass here is not refused yet; _job_fault says.
 create or replace function _is_plainly_sound(
     p_kind text,
     p_payload jsonb,
@@ -564,18 +650,18 @@ as $$
     select
         p_available_at is null
         and p_max_attempts between 1 and 100
+        and jsonb_typeof(p_payload) = 'object'
         and pg_column_size(p_payload || '{}') <= 256
-        and length(concat_ws(' ', p_kind, p_idempotency_key, p_payload)) <= 256
-        and concat_ws(' ', p_kind, p_idempotency_key, p_payload)
-        ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+ [{]'
+        and length(concat(p_kind, p_idempotency_key, p_payload)) <= 256
+        and p_kind || ' ' || p_idempotency_key ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
 $$;
 comment on function _is_plainly_sound(text, jsonb, text, timestamptz, integer) is
 'Whether a small job to run at once is within every limit; its queue is not looked at.';
 -- The names are proved together, and told apart only when one is wrong. The payload is
 -- looked at in an order that keeps hostile documents cheap: its size once detoasted
 -- (what the concatenation is for; stored, JSON takes at most four times its text), then
--- depth, which bounds the walk, then every number, because one of ten bytes can be a
--- hundred thousand digits long; and only then is text made of it.
+-- depth, which bounds the walk, then the size and the digits of every number; and only
+-- then is text made of it.
 create or replace function _job_fault(
     p_queue text,
     p_kind text,
@@ -610,13 +696,15 @@ as $$
             then 'payload must be at most 262144 bytes as text'
         when jsonb_path_match(
             p_payload,
-            'strict exists($.**{129}) || exists($.** ? (
-                @.type() == "number"
-                && (@ > 1e308 || @ < -1e308 || (@ != 0 && @ < 1e-324 && @ > -1e-324))
-            ))'
+            'strict exists($.**{129}) || exists(
+                $.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))
+            )'
         )
             then 'payload must be nested at most 128 levels deep, and hold no number '
-                 'beyond 1e308 or nearer to 0 than 1e-324'
+                 'beyond 1e308'
+        when pg_column_size(p_payload || '{}') > 8192
+            and _has_too_many_digits(p_payload)
+            then 'payload must be at most 262144 bytes as text'
         when octet_length(p_payload::text) > 262144
             then 'payload must be at most 262144 bytes as text'
     end
@@ -1774,40 +1862,22 @@ create or replace function configure(p_document jsonb)
 returns boolean
 language plpgsql
 set search_path from current
+set lock_timeout = '5s'
 as $$
 declare
-    v_queues  text[] := array(
-        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
-    );
-    v_field   text;
+    v_fault   text    := _document_fault(p_document, current_schema());
+    v_queues  text[];
     v_count   integer;
     v_changes integer := 0;
 begin
-    select k.name into v_field
-    from jsonb_object_keys(p_document) as k (name)
-    where k.name not in (
-        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
-        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
-        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
-        'observer_instances'
-    );
-    if found then
-        raise exception using
-            errcode = 'LJ007',
-            message = format('%I is not a field of the configuration', v_field);
+    if v_fault is not null then
+        raise exception using errcode = 'LJ007', message = v_fault;
     end if;
-    if (p_document ->> 'schema' = current_schema()) is not true then
+    -- An older snapshot would not show the jobs of a queue that is left out.
+    if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using
             errcode = 'LJ007',
-            message = format('the document''s schema is not %I', current_schema());
-    end if;
-    if cardinality(v_queues) = 0
-        or (jsonb_array_length(p_document -> 'producer_instances') > 0) is not true
-        or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
-        raise exception using
-            errcode = 'LJ007',
-            message = 'queues, producer_instances and worker_instances must be '
-                      'non-empty';
+            message = 'configure needs a transaction at READ COMMITTED';
     end if;
 
     lock table instance in share row exclusive mode;
@@ -1845,6 +1915,9 @@ begin
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
+    v_queues := array(
+        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
+    );
     insert into queue (queue)
     select q.queue from unnest(v_queues) as q (queue)
     on conflict (queue) do nothing;
@@ -1852,7 +1925,8 @@ begin
     v_changes := v_changes + v_count;
 
     -- Whoever enqueues has read the instance's row and so holds the table until its
-    -- transaction ends: behind this lock every job of the queue can be seen.
+    -- transaction ends: behind this lock every job of the queue can be seen. Every verb
+    -- waits behind whoever waits for it, hence the timeout above.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
         lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then
@@ -2106,21 +2180,21 @@ begin
     execute format('revoke all on schema %I from public, %s', v_schema, v_groups);
     for v_object in
         select
-            case
-                when c.relkind in ('r', 'v') then 'table'
-                when c.relkind = 'S' then 'sequence'
-                else 'type'
-            end as kind,
+            case c.relkind when 'S' then 'sequence' else 'table' end as kind,
             format('%I.%I', v_schema, c.relname) as name
         from pg_class as c
         where
             c.relnamespace = v_schema::regnamespace
-            and c.relkind in ('r', 'v', 'S', 'c')
+            and c.relkind in ('r', 'v', 'S')
             and c.relowner = current_role::regrole
         union all
-        select 'domain', format('%I.%I', v_schema, t.typname)
+        -- Row types of tables too; an array follows its element.
+        select 'type', format('%I.%I', v_schema, t.typname)
         from pg_type as t
-        where t.typnamespace = v_schema::regnamespace and t.typtype = 'd'
+        where
+            t.typnamespace = v_schema::regnamespace
+            and t.typtype in ('c', 'd')
+            and t.typowner = current_role::regrole
         union all
         select 'routine', p.oid::regprocedure::text
         from pg_proc as p

@@ -19,21 +19,21 @@ begin
     execute format('revoke all on schema %I from public, %s', v_schema, v_groups);
     for v_object in
         select
-            case
-                when c.relkind in ('r', 'v') then 'table'
-                when c.relkind = 'S' then 'sequence'
-                else 'type'
-            end as kind,
+            case c.relkind when 'S' then 'sequence' else 'table' end as kind,
             format('%I.%I', v_schema, c.relname) as name
         from pg_class as c
         where
             c.relnamespace = v_schema::regnamespace
-            and c.relkind in ('r', 'v', 'S', 'c')
+            and c.relkind in ('r', 'v', 'S')
             and c.relowner = current_role::regrole
         union all
-        select 'domain', format('%I.%I', v_schema, t.typname)
+        -- Row types of tables too; an array follows its element.
+        select 'type', format('%I.%I', v_schema, t.typname)
         from pg_type as t
-        where t.typnamespace = v_schema::regnamespace and t.typtype = 'd'
+        where
+            t.typnamespace = v_schema::regnamespace
+            and t.typtype in ('c', 'd')
+            and t.typowner = current_role::regrole
         union all
         select 'routine', p.oid::regprocedure::text
         from pg_proc as p

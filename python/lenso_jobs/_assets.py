@@ -21,5 +21,9 @@ def asset_dir(name: str) -> Path:
 def sql_files() -> list[Path]:
     """List the files of ``sql`` that make a schema, in the order they load."""
     root = asset_dir("sql")
-    numbered = [path for path in root.rglob("*.sql") if path.relative_to(root).parts[0][0].isdigit()]
+    numbered = [
+        path
+        for path in root.rglob("*.sql")
+        if path.relative_to(root).parts[0][0].isdigit()
+    ]
     return sorted(numbered, key=lambda path: path.relative_to(root).as_posix())

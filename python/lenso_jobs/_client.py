@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
-from psycopg.rows import args_row, scalar_row
+from psycopg.pq import TransactionStatus
+from psycopg.rows import args_row, scalar_row, tuple_row
 
 from lenso_jobs import _wire
 from lenso_jobs._calls import ROLE, calls
@@ -30,11 +31,12 @@ from lenso_jobs.errors import (
     InvalidJob,
     InvalidLease,
     InvalidQueue,
+    JobNotFound,
     translated,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     Pool = ConnectionPool[Any]
 
 Row = TypeVar("Row")
+Item = TypeVar("Item")
 
 
 class Jobs:
@@ -86,7 +89,7 @@ class Jobs:
         """Close the connection or pool this client stands on."""
         self._source.close()
 
-    def enqueue(
+    def enqueue(  # noqa: PLR0913 - the arguments are SQL's
         self,
         queue: str,
         kind: str,
@@ -142,12 +145,16 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
             Unauthorized: The role is not a declared producer.
         """
-        documents = [
-            {f.name: getattr(item, f.name) for f in fields(NewJob)}
-            if isinstance(item, NewJob)
-            else item
-            for item in items
-        ]
+        documents = (
+            None
+            if items is None
+            else [
+                {f.name: getattr(item, f.name) for f in fields(NewJob)}
+                if isinstance(item, NewJob)
+                else item
+                for item in items
+            ]
+        )
         return self._all(
             args_row(EnqueuedItem), self._calls.enqueue_many, (_wire.jobs(documents),)
         )
@@ -178,7 +185,8 @@ class Jobs:
         Raises:
             InvalidLease: It has expired, was superseded or has ended: stop working.
         """
-        return self._one(scalar_row, self._calls.renew, _lease(lease))
+        end: datetime = self._one(scalar_row, self._calls.renew, _lease(lease))
+        return end
 
     def renew_many(self, leases: Iterable[Lease]) -> list[RenewedItem]:
         """Extend 1 to 1,000 leases at once, and answer one item each in input order.
@@ -187,7 +195,9 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
         """
         return self._all(
-            args_row(RenewedItem), self._calls.renew_many, _columns(map(_lease_item, leases), 2)
+            args_row(RenewedItem),
+            self._calls.renew_many,
+            _columns(leases, _lease_item, 2),
         )
 
     def complete(self, lease: Lease) -> bool:
@@ -199,7 +209,8 @@ class Jobs:
         Raises:
             InvalidLease: It has expired or was superseded: discard the result.
         """
-        return self._one(scalar_row, self._calls.complete, _lease(lease))
+        done: bool = self._one(scalar_row, self._calls.complete, _lease(lease))
+        return done
 
     def complete_many(self, leases: Iterable[Lease]) -> list[CompletedItem]:
         """End 1 to 1,000 jobs as succeeded, and answer one item each in input order.
@@ -210,7 +221,7 @@ class Jobs:
         return self._all(
             args_row(CompletedItem),
             self._calls.complete_many,
-            _columns(map(_lease_item, leases), 2),
+            _columns(leases, _lease_item, 2),
         )
 
     def fail(self, lease: Lease, code: str, *, retryable: bool) -> FailedJob:
@@ -226,14 +237,12 @@ class Jobs:
             InvalidFailure: *code* or *retryable* is malformed.
             InvalidLease: It has expired or was superseded; nothing was recorded.
         """
+        failure = (
+            _wire.text(code, InvalidFailure, "failure_code"),
+            _wire.boolean(retryable, InvalidFailure, "retryable"),
+        )
         return self._one(
-            args_row(FailedJob),
-            self._calls.fail,
-            (
-                *_lease(lease),
-                _wire.text(code, InvalidFailure, "failure_code"),
-                _wire.boolean(retryable, InvalidFailure, "retryable"),
-            ),
+            args_row(FailedJob), self._calls.fail, (*_lease(lease), *failure)
         )
 
     def fail_many(
@@ -247,7 +256,7 @@ class Jobs:
         return self._all(
             args_row(FailedItem),
             self._calls.fail_many,
-            _columns((_failure_item(Failure(*item)) for item in failures), 4),
+            _columns(failures, _failure_item, 4),
         )
 
     def inspect(self, job_id: UUID | str) -> InspectedJob:
@@ -257,7 +266,9 @@ class Jobs:
             JobNotFound: No such job; it may have been purged.
         """
         return self._one(
-            args_row(InspectedJob), self._calls.inspect, (_wire.job_id(job_id),)
+            args_row(InspectedJob),
+            self._calls.inspect,
+            (_wire.job_id(job_id, JobNotFound),),
         )
 
     def next_available_at(self, queue: str) -> datetime | None:
@@ -269,11 +280,12 @@ class Jobs:
         Raises:
             InvalidQueue: The queue is not declared.
         """
-        return self._one(
+        due: datetime | None = self._one(
             scalar_row,
             self._calls.next_available_at,
             (_wire.text(queue, InvalidQueue, "queue"),),
         )
+        return due
 
     def _one(
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
@@ -284,12 +296,15 @@ class Jobs:
     def _all(
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
     ) -> list[Row]:
-        with translated(), self._transaction() as connection:
-            # Not the connection's own cursor class: one that binds on the client knows
-            # no binary results, which is what frees times from the session's DateStyle.
-            with psycopg.Cursor(connection, row_factory=row) as cursor:
-                _wire.register_loaders(cursor)
-                return cursor.execute(statement, arguments, binary=True).fetchall()
+        # Not the connection's own cursor class: one that binds on the client knows no
+        # binary results, which is what frees times from the session's DateStyle.
+        with (
+            translated(),
+            self._transaction() as connection,
+            psycopg.Cursor(connection, row_factory=row) as cursor,
+        ):
+            _wire.register_loaders(cursor)
+            return cursor.execute(statement, arguments, binary=True).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -313,28 +328,52 @@ def _acting_as(connection: Connection, caller: str | None) -> Iterator[None]:
     if caller is None:
         yield
         return
-    # The block makes a transaction where the connection commits by itself. Where the
-    # call fails, the savepoint's rollback puts the role back.
-    with connection.transaction(), psycopg.Cursor(connection) as cursor:
-        before = cursor.execute(ROLE, (caller,)).fetchone()
-        yield
-        cursor.execute(ROLE, before and before[:1])
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        # Where nothing is in progress the block would commit what it began; so the
+        # connection begins by itself, unless it commits by itself too.
+        status = connection.info.transaction_status
+        if status is TransactionStatus.IDLE and not connection.autocommit:
+            cursor.execute("select")
+        # Where the call fails, the savepoint's rollback puts the role back.
+        with connection.transaction():
+            before = cursor.execute(ROLE, (caller,)).fetchone()
+            yield
+            cursor.execute(ROLE, before and before[:1])
 
 
-def _lease(lease: Lease) -> tuple[UUID, str | None]:
-    return lease.job_id, _wire.text(lease.lease_token, InvalidLease, "lease_token")
+def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:
+    if lease is None:
+        return None, None
+    return (
+        _wire.job_id(lease.job_id, InvalidLease),
+        _wire.text(lease.lease_token, InvalidLease, "lease_token"),
+    )
 
 
-def _lease_item(lease: Lease) -> tuple[UUID, str]:
-    return lease.job_id, _wire.text_or_blank(lease.lease_token)
+def _lease_item(lease: Lease | None) -> tuple[UUID | None, str | None]:
+    """Make of an unusable lease one that the server refuses by itself."""
+    try:
+        return _lease(lease)
+    except InvalidLease:
+        return None, None
 
 
-def _failure_item(failure: Failure) -> tuple[UUID, str, str, bool | None]:
-    retryable = failure.retryable if isinstance(failure.retryable, bool) else None
-    return (*_lease_item(failure.lease), _wire.text_or_blank(failure.code), retryable)
+def _failure_item(
+    item: Failure | tuple[Lease, str, bool],
+) -> tuple[UUID | None, str | None, str | None, bool | None]:
+    lease, code, retryable = item
+    return (
+        *_lease_item(lease),
+        _wire.text_or_null(code),
+        retryable if isinstance(retryable, bool) else None,
+    )
 
 
-def _columns(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+def _columns(
+    items: Iterable[Item] | None, row: Callable[[Item], Sequence[Any]], width: int
+) -> Sequence[list[Any] | None]:
     """Turn items into one list per argument, which also holds for no items."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
+    if items is None:
+        return [None] * width
+    columns = [list(column) for column in zip(*map(row, items), strict=True)]
     return columns or [[] for _ in range(width)]

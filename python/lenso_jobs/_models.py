@@ -16,9 +16,9 @@ class Lease(Protocol):
     """Anything that names a job and holds its lease token."""
 
     @property
-    def job_id(self) -> UUID: ...  # noqa: D102 - the protocol's docstring says it
+    def job_id(self) -> UUID: ...
     @property
-    def lease_token(self) -> str: ...  # noqa: D102
+    def lease_token(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,20 @@ from uuid import UUID
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 
-from lenso_jobs.errors import InvalidJob, JobNotFound, JobsError
+from lenso_jobs.errors import InvalidJob, JobsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from psycopg.abc import AdaptContext, Buffer
 
 _INT4 = range(-(2**31), 2**31)
 # A NUL is always escaped by the encoder; the escape of a backslash before it means that
 # the text holds those six characters and no NUL.
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+# 128 levels below the payload itself; PostgreSQL's parser fails far beyond.
+_DEEPEST = 129
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 
 
 class UtcLoader(Loader):
@@ -40,13 +45,19 @@ class UtcLoader(Loader):
 
 
 class RawJsonLoader(Loader):
-    """Leaves jsonb as the bytes of its text, to be decoded one job at a time."""
+    """Leaves jsonb as the UTF-8 of its text, to be decoded one job at a time."""
 
     format = Format.BINARY
 
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        encoding = self.connection.info.encoding if self.connection else "utf-8"
+        self._foreign = None if encoding in {"utf-8", "ascii"} else encoding
+
     def load(self, data: Buffer) -> bytes:
         """Drop the version byte."""
-        return bytes(data[1:])
+        text = bytes(data[1:])
+        return text.decode(self._foreign).encode() if self._foreign else text
 
 
 def register_loaders(context: AdaptContext) -> None:
@@ -71,12 +82,12 @@ def text(value: str | None, error: type[JobsError], argument: str) -> str | None
     return value
 
 
-def text_or_blank(value: str) -> str:
+def text_or_null(value: str | None) -> str | None:
     """Make of an unusable item of a batch one that the server refuses by itself."""
     try:
-        return text(value, InvalidJob, "") or ""
+        return text(value, InvalidJob, "")
     except InvalidJob:
-        return ""
+        return None
 
 
 def integer(value: int | None, error: type[JobsError], argument: str) -> int | None:
@@ -104,14 +115,14 @@ def instant(value: datetime | None) -> datetime | None:
     return value
 
 
-def job_id(value: UUID | str) -> UUID:
-    """Accept a UUID or its text."""
-    if isinstance(value, UUID):
+def job_id(value: UUID | str | None, error: type[JobsError]) -> UUID | None:
+    """Accept a UUID or its text; NULL is the server's to refuse."""
+    if value is None or isinstance(value, UUID):
         return value
     try:
         return UUID(value)
     except (AttributeError, TypeError, ValueError):
-        raise JobNotFound("job_id must be a UUID") from None
+        raise error("job_id must be a UUID") from None
 
 
 def payload(value: Mapping[str, Any] | None) -> str | None:
@@ -140,24 +151,46 @@ def payload(value: Mapping[str, Any] | None) -> str | None:
         ) from None
     if _ESCAPED_NUL.search(encoded):
         raise InvalidJob("payload must not hold a NUL character")
+    if _is_too_deep(encoded):
+        raise InvalidJob("payload must be nested at most 128 levels deep")
     return encoded
 
 
-def jobs(items: list[Mapping[str, Any]]) -> str:
+def _is_too_deep(encoded: str) -> bool:
+    if encoded.count("{") + encoded.count("[") <= _DEEPEST:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(encoded):
+        if match[0] in "{[":
+            depth += 1
+            if depth > _DEEPEST:
+                return True
+        elif match[0] in "}]":
+            depth -= 1
+    return False
+
+
+def jobs(items: Sequence[object] | None) -> str | None:
     """Encode the items of enqueue_many as one JSON array.
 
     An item that cannot be encoded becomes null, which the server answers as
     invalid_job: it spoils none of its neighbours.
     """
+    if items is None:
+        return None
     return f"[{','.join(map(_item, items))}]"
 
 
-def _item(item: Mapping[str, Any]) -> str:
+def _item(item: object) -> str:
+    if not isinstance(item, Mapping):
+        return "null"
     try:
         fields = {key: value for key, value in item.items() if key != "payload"}
-        if isinstance(fields.get("available_at"), datetime):
+        if "available_at" in fields:
             moment = instant(fields["available_at"])
             fields["available_at"] = moment and moment.astimezone(UTC).isoformat()
+        if "max_attempts" in fields:
+            integer(fields["max_attempts"], InvalidJob, "max_attempts")
         head = payload(fields)
         body = payload(item["payload"]) if "payload" in item else None
     except (InvalidJob, OverflowError):

@@ -36,7 +36,9 @@ def _schema(name: str) -> str:
 
 def _reference(reference: str) -> str:
     if not 1 <= len(reference) <= 256 or not _REFERENCE.fullmatch(reference):  # noqa: PLR2004
-        raise ValueError("must be 1 to 256 of A-Z a-z 0-9 . _ / - without stray slashes")
+        raise ValueError(
+            "must be 1 to 256 of A-Z a-z 0-9 . _ / - without stray slashes"
+        )
     if {".", ".."} & set(reference.split("/")):
         raise ValueError("must have no . or .. segment")
     return reference
@@ -99,7 +101,7 @@ class Configuration(BaseModel):
     producer_instances: Annotated[Callers, Field(min_length=1)]
     worker_instances: Annotated[Callers, Field(min_length=1)]
     observer_instances: Callers = ()
-    retry_jitter: float = Field(default=0, ge=0, le=1, strict=False)
+    retry_jitter: float = Field(default=0, ge=0, le=1)
     notify: bool = True
     retention_seconds: int | None = Field(default=None, ge=1, le=3_155_760_000)
     role_prefix: Schema | None = None
@@ -153,7 +155,9 @@ class Configuration(BaseModel):
                     for problem in error.errors()
                 )
             ) from None
-        except json.JSONDecodeError as error:
+        except ConfigurationError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"document: is not JSON: {error}") from None
 
     @classmethod
@@ -171,7 +175,9 @@ class Configuration(BaseModel):
 
 
 def _no_field_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ConfigurationError("document: must not name a field twice")
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ConfigurationError(f"{name}: must not be named twice")
+        fields[name] = value
     return fields

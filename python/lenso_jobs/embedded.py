@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -83,9 +83,9 @@ def _system_programs() -> Iterator[Path]:
     debian = Path("/usr/lib/postgresql")
     yield from sorted(
         debian.glob("*/bin"),
-        key=lambda directory: int(directory.parent.name)
-        if directory.parent.name.isdigit()
-        else 0,
+        key=lambda directory: (
+            int(directory.parent.name) if directory.parent.name.isdigit() else 0
+        ),
         reverse=True,
     )
 
@@ -105,23 +105,23 @@ class EmbeddedServer:
     def __init__(
         self, directory: Path | None = None, settings: dict[str, str] | None = None
     ) -> None:
-        self._kept = directory
+        # The server starts in / and would take a relative path from there.
+        self._kept = directory and directory.absolute()
         self._settings = dict(settings or {})
         self._cleanup = contextlib.ExitStack()
         self.socket_directory = ""
         self.port = _PORT
 
-    def conninfo(self, dbname: str = "postgres", **parameters: Any) -> str:
+    def conninfo(self, dbname: str = "postgres", **parameters: str | int) -> str:
         """Write the connection string of a database, as superuser unless told."""
-        return make_conninfo(
-            **{
-                "host": self.socket_directory,
-                "port": self.port,
-                "user": "postgres",
-                "dbname": dbname,
-                **parameters,
-            }
-        )
+        fields: dict[str, Any] = {
+            "host": self.socket_directory,
+            "port": self.port,
+            "user": "postgres",
+            "dbname": dbname,
+            **parameters,
+        }
+        return make_conninfo(**fields)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ class EmbeddedServer:
         }
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the stack
         stack.callback(log.close)
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - the programs are ours
             [
                 programs / "postgres",
                 "-D",
@@ -175,7 +175,7 @@ class EmbeddedServer:
         self.socket_directory = str(data)
         self._wait(process, log)
 
-    def _wait(self, process: subprocess.Popen[bytes], log: Any) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -227,7 +227,7 @@ def _reachable(
 ) -> Path:
     """Copy the programs where the account can run them, if it cannot where they are."""
     try:
-        subprocess.run(
+        subprocess.run(  # noqa: S603
             [programs / "postgres", "--version"],
             cwd="/",
             check=True,
@@ -248,7 +248,7 @@ def _reachable(
 
 
 def _run_initdb(programs: Path, data: Path, account: dict[str, Any]) -> None:
-    result = subprocess.run(
+    result = subprocess.run(  # noqa: S603
         [
             programs / "initdb",
             f"--pgdata={data}",

@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from lenso_jobs._assets import sql_files
 from lenso_jobs._client import Jobs
 from lenso_jobs.errors import SchemaNotReady
+from lenso_jobs.secrets import SecretNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """The version of the schema that this release is made for."""
 
+_URL = re.compile(r"postgres(ql)?://")
 _FUNCTION = re.compile(
-    r"^create or replace function (\w+)\(.*?^as \$\$(.*?)^\$\$;", re.DOTALL | re.MULTILINE
+    r"^create or replace function (\w+)\(.*?^as \$\$(.*?)^\$\$;",
+    re.DOTALL | re.MULTILINE,
 )
 _NEEDED = {
     "producer": ("enqueue", "enqueue_many", "inspect"),
-    "worker": ("claim", "renew", "complete", "fail", "inspect", "next_available_at"),
+    "worker": (
+        *("claim", "renew", "renew_many", "complete", "complete_many"),
+        *("fail", "fail_many", "inspect", "next_available_at"),
+    ),
     "observer": ("inspect",),
 }
 
@@ -38,18 +44,26 @@ def connection_string(
     """Resolve the database URL, with nothing of it in what may go wrong.
 
     Raises:
-        SecretNotFound: The resolver does not know the reference.
-        SchemaNotReady: The secret is no connection string.
+        SecretNotFound: The resolver does not know the reference, or what it answers is
+            no connection string.
     """
     reference = configuration.database_url_secret
     url = secrets(reference)
+    # A password with a bare @ or / in it would be taken for part of the host, and every
+    # message about that host would show it.
+    authority, _, path = _URL.sub("", url).partition("/")
+    if _URL.match(url) and (authority.count("@") > 1 or "@" in path.partition("?")[0]):
+        raise SecretNotFound(
+            f"the secret {reference} is a URL with a stray @ or /: "
+            "percent-encode what is in its user name and password"
+        )
     try:
-        parameters = conninfo_to_dict(url)
-    except psycopg.Error:
-        raise SchemaNotReady(
+        parameters: dict[str, Any] = {**conninfo_to_dict(url), **overrides}
+        return make_conninfo(**parameters)
+    except (psycopg.Error, ValueError):
+        raise SecretNotFound(
             f"the secret {reference} is not a PostgreSQL URL or connection string"
         ) from None
-    return make_conninfo(**{**parameters, **overrides})
 
 
 def prepare(
@@ -68,7 +82,8 @@ def prepare(
             URL logs in as when left out.
 
     Raises:
-        SecretNotFound: The resolver does not know the reference.
+        SecretNotFound: The resolver does not know the reference, or what it answers is
+            no connection string.
         SchemaNotReady: The schema is missing, older, newer or changed, or the role has
             no rights in it; the hint says what to run.
         psycopg.OperationalError: The server cannot be reached.
@@ -78,7 +93,7 @@ def prepare(
     conninfo = connection_string(configuration, secrets)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         if caller is not None:
-            connection.execute("select set_config('role', %s, false)", (caller,))
+            _become(connection, caller)
         verify(connection, configuration)
     pool = ConnectionPool[Any](
         conninfo, min_size=1, max_size=4, open=True, kwargs={"autocommit": True}
@@ -86,9 +101,7 @@ def prepare(
     return Jobs(pool, schema=configuration.schema_, caller=caller)
 
 
-def verify(
-    connection: psycopg.Connection[Any], configuration: Configuration
-) -> None:
+def verify(connection: psycopg.Connection[Any], configuration: Configuration) -> None:
     """Refuse an Instance that is not what this release was made for.
 
     Raises:
@@ -98,6 +111,20 @@ def verify(
     _verify_version(connection, schema)
     _verify_functions(connection, schema)
     _verify_grants(connection, configuration)
+
+
+def _become(connection: psycopg.Connection[Any], caller: str) -> None:
+    try:
+        connection.execute("select set_config('role', %s, false)", (caller,))
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.InvalidParameterValue,
+    ) as error:
+        raise SchemaNotReady(
+            f"cannot act as {caller}: {error.diag.message_primary}",
+            hint="Declare it in the document, run lenso-jobs configure, and grant it to "
+            "the role that the URL logs in as.",
+        ) from None
 
 
 def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -116,7 +143,8 @@ def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
     version = row[0] if row else 0
     if version < SCHEMA_VERSION:
         raise SchemaNotReady(
-            f"schema {schema} is at version {version}, older than this release", hint=setup
+            f"schema {schema} is at version {version}, older than this release",
+            hint=setup,
         )
     if version > SCHEMA_VERSION:
         raise SchemaNotReady(

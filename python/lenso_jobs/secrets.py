@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class SecretNotFound(LookupError):
-    """The reference leads nowhere; the message says where it was looked for."""
+    """The reference leads to nothing of use; the message says where it was looked for."""
 
 
 class EnvironmentSecrets:
@@ -45,12 +45,16 @@ class DirectorySecrets:
         """Resolve one reference."""
         path = self._directory / reference
         if {".", "..", ""} & set(reference.split("/")):
-            raise SecretNotFound(f"the secret {reference!r} is no path below a directory")
+            raise SecretNotFound(
+                f"the secret {reference!r} is no path below a directory"
+            )
         try:
             value = path.read_text(encoding="utf-8").removesuffix("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise SecretNotFound(f"the secret {path} cannot be read: {reason}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "not text in UTF-8"
+            raise SecretNotFound(
+                f"the secret {path} cannot be read: {reason}"
+            ) from None
         if not value:
             raise SecretNotFound(f"the secret {path} is empty")
         return value

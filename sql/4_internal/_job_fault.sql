@@ -1,8 +1,8 @@
 -- The names are proved together, and told apart only when one is wrong. The payload is
 -- looked at in an order that keeps hostile documents cheap: its size once detoasted
 -- (what the concatenation is for; stored, JSON takes at most four times its text), then
--- depth, which bounds the walk, then every number, because one of ten bytes can be a
--- hundred thousand digits long; and only then is text made of it.
+-- depth, which bounds the walk, then the size and the digits of every number; and only
+-- then is text made of it.
 create or replace function _job_fault(
     p_queue text,
     p_kind text,
@@ -37,13 +37,15 @@ as $$
             then 'payload must be at most 262144 bytes as text'
         when jsonb_path_match(
             p_payload,
-            'strict exists($.**{129}) || exists($.** ? (
-                @.type() == "number"
-                && (@ > 1e308 || @ < -1e308 || (@ != 0 && @ < 1e-324 && @ > -1e-324))
-            ))'
+            'strict exists($.**{129}) || exists(
+                $.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))
+            )'
         )
             then 'payload must be nested at most 128 levels deep, and hold no number '
-                 'beyond 1e308 or nearer to 0 than 1e-324'
+                 'beyond 1e308'
+        when pg_column_size(p_payload || '{}') > 8192
+            and _has_too_many_digits(p_payload)
+            then 'payload must be at most 262144 bytes as text'
         when octet_length(p_payload::text) > 262144
             then 'payload must be at most 262144 bytes as text'
     end

@@ -3,40 +3,22 @@ create or replace function configure(p_document jsonb)
 returns boolean
 language plpgsql
 set search_path from current
+set lock_timeout = '5s'
 as $$
 declare
-    v_queues  text[] := array(
-        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
-    );
-    v_field   text;
+    v_fault   text    := _document_fault(p_document, current_schema());
+    v_queues  text[];
     v_count   integer;
     v_changes integer := 0;
 begin
-    select k.name into v_field
-    from jsonb_object_keys(p_document) as k (name)
-    where k.name not in (
-        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
-        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
-        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
-        'observer_instances'
-    );
-    if found then
-        raise exception using
-            errcode = 'LJ007',
-            message = format('%I is not a field of the configuration', v_field);
+    if v_fault is not null then
+        raise exception using errcode = 'LJ007', message = v_fault;
     end if;
-    if (p_document ->> 'schema' = current_schema()) is not true then
+    -- An older snapshot would not show the jobs of a queue that is left out.
+    if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using
             errcode = 'LJ007',
-            message = format('the document''s schema is not %I', current_schema());
-    end if;
-    if cardinality(v_queues) = 0
-        or (jsonb_array_length(p_document -> 'producer_instances') > 0) is not true
-        or (jsonb_array_length(p_document -> 'worker_instances') > 0) is not true then
-        raise exception using
-            errcode = 'LJ007',
-            message = 'queues, producer_instances and worker_instances must be '
-                      'non-empty';
+            message = 'configure needs a transaction at READ COMMITTED';
     end if;
 
     lock table instance in share row exclusive mode;
@@ -74,6 +56,9 @@ begin
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
+    v_queues := array(
+        select q.value from jsonb_array_elements_text(p_document -> 'queues') as q
+    );
     insert into queue (queue)
     select q.queue from unnest(v_queues) as q (queue)
     on conflict (queue) do nothing;
@@ -81,7 +66,8 @@ begin
     v_changes := v_changes + v_count;
 
     -- Whoever enqueues has read the instance's row and so holds the table until its
-    -- transaction ends: behind this lock every job of the queue can be seen.
+    -- transaction ends: behind this lock every job of the queue can be seen. Every verb
+    -- waits behind whoever waits for it, hence the timeout above.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
         lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then

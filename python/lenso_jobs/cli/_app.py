@@ -33,6 +33,15 @@ for command in (setup, check, configure, inspect, demo):
     app.command()(command)
 
 
+_HINTS = {
+    "42501": (
+        "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
+        "or a database owner with roles made beforehand."
+    ),
+    "55P03": "Something holds a lock; look at pg_stat_activity and try again.",
+}
+
+
 def main() -> None:
     """Run the command line; every expected error becomes a sentence and an exit code."""
     try:
@@ -41,7 +50,10 @@ def main() -> None:
         refuse(str(error), None)
         sys.exit(2)
     except JobsError as error:
-        refuse(f"{error} ({error.sqlstate} {error.code})", error.hint)
+        refuse(
+            f"{error} ({error.sqlstate} {error.code})",
+            error.hint or _HINTS.get(error.sqlstate),
+        )
         sys.exit(1)
     except (OperatorError, EmbeddedError) as error:
         refuse(str(error), None)
@@ -59,15 +71,12 @@ def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
     if error.sqlstate is None:
         return (
             f"the server cannot be reached: {str(error).strip()}",
-            "Check that PostgreSQL runs and that the secret named by "
-            "database_url_secret holds the right URL.",
+            (
+                "Check that PostgreSQL runs and that the secret named by "
+                "database_url_secret holds the right URL."
+            ),
         )
-    hints = {
-        "42501": "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
-        "or a database owner with roles made beforehand.",
-        "55P03": "Something holds a lock; look at pg_stat_activity and try again.",
-    }
     return (
         f"{error.diag.message_primary} ({error.sqlstate})",
-        error.diag.message_hint or hints.get(error.sqlstate),
+        error.diag.message_hint or _HINTS.get(error.sqlstate),
     )

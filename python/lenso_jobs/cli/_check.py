@@ -28,8 +28,8 @@ def check(
         _render.as_json({"findings": [asdict(finding) for finding in findings]})
     elif findings:
         for finding in findings:
-            _render.out.print(finding.what, markup=False)
-            _render.out.print(f"    mend: {finding.remedy}", style="dim", markup=False)
+            _render.say(finding.what)
+            _render.say(f"    mend: {finding.remedy}", style="dim")
     else:
         _render.out.print(f"Instance {configuration.schema_} is as it should be")
     if findings:

@@ -36,7 +36,9 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 def resolver(secrets_dir: Path | None) -> Callable[[str], str]:
     """Choose where secrets come from."""
-    return EnvironmentSecrets() if secrets_dir is None else DirectorySecrets(secrets_dir)
+    return (
+        EnvironmentSecrets() if secrets_dir is None else DirectorySecrets(secrets_dir)
+    )
 
 
 def load(config: Path, secrets_dir: Path | None) -> tuple[Configuration, str]:

@@ -27,23 +27,28 @@ Described = dict[tuple[str, str], str]
 _DESCRIBE = """
 select 'function', p.oid::regprocedure::text,
     concat_ws(E'\n', pg_get_functiondef(p.oid), pg_get_userbyid(p.proowner),
-        p.proacl::text, obj_description(p.oid, 'pg_proc'))
+        array(select a::text from unnest(p.proacl) as a order by 1),
+        obj_description(p.oid, 'pg_proc'))
 from pg_proc as p
 where p.pronamespace = %(schema)s::regnamespace
 union all
 select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
         when 'c' then 'type' else 'table' end,
     c.relname,
-    concat_ws(E'\n', c.reloptions::text, pg_get_userbyid(c.relowner), c.relacl::text,
+    concat_ws(E'\n', c.reloptions::text, pg_get_userbyid(c.relowner),
+        array(select a::text from unnest(c.relacl) as a order by 1),
+        c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
         case c.relkind when 'v' then pg_get_viewdef(c.oid) end,
         obj_description(c.oid, 'pg_class'))
 from pg_class as c
-where c.relnamespace = %(schema)s::regnamespace and c.relkind in ('r', 'v', 'S', 'c')
+where c.relnamespace = %(schema)s::regnamespace
+    and c.relkind in ('r', 'v', 'S', 'c', 'm', 'p', 'f')
     and c.relname !~ '^_?yoyo_'
 union all
 select 'column', c.relname || '.' || a.attname,
     concat_ws(E'\n', a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-        a.attidentity, a.attcollation::regcollation, a.attacl::text,
+        a.attidentity, a.attcollation::regcollation,
+        array(select g::text from unnest(a.attacl) as g order by 1),
         pg_get_expr(d.adbin, d.adrelid), col_description(c.oid, a.attnum))
 from pg_class as c
 join pg_attribute as a on a.attrelid = c.oid
@@ -66,20 +71,23 @@ join pg_index as i on i.indexrelid = c.oid
 join pg_class as r on r.oid = i.indrelid
 where c.relnamespace = %(schema)s::regnamespace and r.relname !~ '^_?yoyo_'
 union all
-select 'trigger', c.relname || '.' || g.tgname, pg_get_triggerdef(g.oid)
+select 'trigger', c.relname || '.' || g.tgname,
+    concat_ws(E'\n', pg_get_triggerdef(g.oid), g.tgenabled)
 from pg_trigger as g
 join pg_class as c on c.oid = g.tgrelid
 where c.relnamespace = %(schema)s::regnamespace and not g.tgisinternal
 union all
 select 'domain', t.typname,
     concat_ws(E'\n', format_type(t.typbasetype, t.typtypmod), t.typnotnull,
-        t.typcollation::regcollation, pg_get_userbyid(t.typowner), t.typacl::text,
+        t.typcollation::regcollation, pg_get_userbyid(t.typowner),
+        array(select a::text from unnest(t.typacl) as a order by 1),
         obj_description(t.oid, 'pg_type'))
 from pg_type as t
 where t.typnamespace = %(schema)s::regnamespace and t.typtype = 'd'
 union all
 select 'schema', 'the schema itself',
-    concat_ws(E'\n', pg_get_userbyid(n.nspowner), n.nspacl::text)
+    concat_ws(E'\n', pg_get_userbyid(n.nspowner),
+        array(select a::text from unnest(n.nspacl) as a order by 1))
 from pg_namespace as n
 where n.oid = %(schema)s::regnamespace
 """
@@ -180,10 +188,16 @@ def _drift(
         yield Finding(f"{kind} {name} is missing", remedy)
     for kind, name in sorted(actual.keys() - expected.keys()):
         yield Finding(
-            f"{kind} {name} is not part of this release", "drop it, or move it elsewhere"
+            f"{kind} {name} is not part of this release",
+            "drop it, or move it elsewhere",
         )
     for kind, name in sorted(actual.keys() & expected.keys()):
-        if actual[kind, name] != expected[kind, name]:
+        # A schema named like a word of SQL is quoted where the other is not.
+        found, wanted = (
+            each[kind, name].replace(f'"{schema}"', schema)
+            for each in (actual, expected)
+        )
+        if found != wanted:
             yield Finding(f"{kind} {name} differs from this release", remedy)
 
 
@@ -259,7 +273,9 @@ def _roles(
         if row is None:
             yield Finding(f"role {group} does not exist", "lenso-jobs setup")
         elif row[1]:
-            yield Finding(f"role {group} is a superuser", f"alter role {group} nosuperuser")
+            yield Finding(
+                f"role {group} is a superuser", f"alter role {group} nosuperuser"
+            )
         elif row[0]:
             yield Finding(f"role {group} can log in", f"alter role {group} nologin")
 
@@ -283,7 +299,9 @@ def _roles(
             )
         }
         for name in sorted(set(callers) - members):
-            yield Finding(f"role {name} is no member of {group}", "lenso-jobs configure")
+            yield Finding(
+                f"role {name} is no member of {group}", "lenso-jobs configure"
+            )
         for name in sorted(members - set(callers)):
             yield Finding(
                 f"role {name} is a member of {group} and not in the document",

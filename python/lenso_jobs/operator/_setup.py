@@ -77,11 +77,14 @@ def configure(configuration: Configuration, conninfo: str) -> bool:
             leaves out still has live jobs.
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
-    with connected(conninfo) as connection, exclusively(connection, configuration):
-        # One transaction: what the Instance refuses must not leave memberships behind.
-        with connection.transaction():
-            bootstrap(connection, configuration)
-            return _configure(connection, configuration)
+    # One transaction: what the Instance refuses must not leave memberships behind.
+    with (
+        connected(conninfo) as connection,
+        exclusively(connection, configuration),
+        connection.transaction(),
+    ):
+        bootstrap(connection, configuration)
+        return _configure(connection, configuration)
 
 
 @contextmanager
@@ -90,6 +93,7 @@ def connected(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(
         conninfo, autocommit=True, application_name="lenso-jobs"
     ) as connection:
+        connection.execute("set default_transaction_isolation = 'read committed'")
         yield connection
 
 
@@ -104,7 +108,9 @@ def exclusively(
         yield
     finally:
         if not connection.broken:
-            connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (key,))
+            connection.execute(
+                "select pg_advisory_unlock(hashtextextended(%s, 0))", (key,)
+            )
 
 
 def bootstrap(
@@ -142,17 +148,14 @@ def _migrate(
     parameters = {
         **{k: str(v) for k, v in conninfo_to_dict(conninfo).items() if v is not None},
         "application_name": "lenso-jobs",
-        "schema": configuration.schema_,
+        # The tool puts it into its SET search_path as it is.
+        "schema": f'"{configuration.schema_}"',
     }
     parameters["options"] = (
         f"{parameters.get('options', '')} -c role={configuration.owner}".strip()
     )
-    dbname = parameters.pop("dbname", "")
-    backend = get_backend(
-        f"postgresql+psycopg:///{dbname}?{urlencode(parameters)}"
-        if "/" not in dbname and "?" not in dbname
-        else _refuse_database(dbname)
-    )
+    # The database too is a parameter: in its own place it would not be decoded.
+    backend = get_backend(f"postgresql+psycopg:///?{urlencode(parameters)}")
     try:
         migrations = read_migrations(str(asset_dir("migrations")))
         if break_lock:
@@ -170,13 +173,6 @@ def _migrate(
     finally:
         backend.connection.close()
     return names
-
-
-def _refuse_database(dbname: str) -> str:
-    raise OperatorError(
-        f"the migration tool cannot address a database named {dbname!r}: "
-        "its name holds / or ?"
-    )
 
 
 def _configure(

@@ -1,0 +1,205 @@
+"""The wrapper on the sessions of the Instance, and the command in a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg_pool import ConnectionPool
+
+import lenso_jobs
+from lenso_jobs import Configuration, Jobs
+
+COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
+PACKAGE = str(Path(lenso_jobs.__file__).parents[1])
+
+
+@pytest.fixture
+def document(prefix):
+    """The document of the template's Instance, with changes; ``...`` leaves one out."""
+
+    def document(**changes):
+        fields = {
+            "schema": "jobs_email",
+            "role_prefix": prefix,
+            "database_url_secret": "jobs/database-url",
+            "lease_seconds": 30,
+            "retry_base_seconds": 5,
+            "retry_max_seconds": 300,
+            "queues": ["email", "slow"],
+            "producer_instances": ["accounts", "organization"],
+            "worker_instances": ["email-worker", "spare-worker"],
+            "observer_instances": ["operations"],
+        } | changes
+        return json.dumps({k: v for k, v in fields.items() if v is not ...})
+
+    return document
+
+
+@pytest.fixture
+def configuration(document):
+    """The same, validated."""
+
+    def configuration(**changes):
+        return Configuration.from_json(document(**changes))
+
+    return configuration
+
+
+@pytest.fixture
+def fresh_prefix():
+    """Name a set of group roles that nobody has."""
+    return f"fresh_{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def new_instance(new_database, document, fresh_prefix):
+    """An empty database of its own, and the document of an Instance to set up there."""
+
+    def new_instance(**changes):
+        conninfo = new_database(fresh_prefix)
+        changes.setdefault("role_prefix", fresh_prefix)
+        return Configuration.from_json(document(**changes)), conninfo
+
+    return new_instance
+
+
+@pytest.fixture
+def role(conninfo):
+    """Make a role with a name of its own; it is dropped afterwards."""
+    made = []
+
+    def role(attributes="login", *, member_of=(), admin=conninfo):
+        name = f"role_{uuid4().hex[:12]}"
+        made.append(name)
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f"create role {name} {attributes}")
+            for group in member_of:
+                connection.execute(
+                    sql.SQL("grant {} to {}").format(
+                        sql.Identifier(group), sql.Identifier(name)
+                    )
+                )
+        return name
+
+    yield role
+    with psycopg.connect(conninfo, dbname="postgres", autocommit=True) as connection:
+        for name in reversed(made):
+            connection.execute(f"drop role if exists {name}")
+
+
+@pytest.fixture
+def client(connect):
+    """A client on a session of a role."""
+
+    def client(role="accounts", *, caller=None, autocommit=True, **parameters):
+        connection = connect(role, **parameters)
+        connection.autocommit = autocommit
+        return Jobs(connection, "jobs_email", caller=caller)
+
+    return client
+
+
+@pytest.fixture
+def producing(client):
+    return client("accounts")
+
+
+@pytest.fixture
+def working(client):
+    return client("email-worker")
+
+
+@pytest.fixture
+def observing(client):
+    return client("operations")
+
+
+@pytest.fixture
+def pool(conninfo):
+    """Open a pool of one connection as a role."""
+    opened = []
+
+    def pool(role, **parameters):
+        opened.append(
+            ConnectionPool(
+                psycopg.conninfo.make_conninfo(conninfo, user=role),
+                min_size=1,
+                max_size=1,
+                open=True,
+                kwargs=parameters,
+            )
+        )
+        return opened[-1]
+
+    yield pool
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def key():
+    """An idempotency key that nobody has used."""
+    return f"key-{uuid4()}"
+
+
+@pytest.fixture
+def leased(enqueue, working):
+    """A job that email-worker holds."""
+    enqueue()
+    (lease,) = working.claim("email")
+    return lease
+
+
+@dataclass
+class Held:
+    """A lease kept by hand, with whatever is in it."""
+
+    job_id: UUID | str | None
+    lease_token: str | None
+
+
+@pytest.fixture
+def held():
+    return Held
+
+
+@pytest.fixture
+def environment(conninfo):
+    """The environment of the command, with the superuser's URL as the secret."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
+        "PYTHONPATH": PACKAGE,
+        "JOBS_DATABASE_URL": conninfo,
+        "COLUMNS": "80",
+    }
+
+
+@pytest.fixture
+def command(environment, tmp_path):
+    """Run the command with a document and answer the finished process."""
+
+    def command(*arguments, document=None, **changes):
+        file = []
+        if document is not None:
+            path = tmp_path / f"{uuid4().hex}.json"
+            path.write_text(document, encoding="utf-8")
+            file = ["--config", path]
+        return subprocess.run(
+            [*COMMAND, *arguments, *file],
+            env={**environment, **changes},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return command

@@ -1,0 +1,708 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
+
+from lenso_jobs import Failure, InvalidJob, InvalidLease, Jobs, NewJob, Unauthorized
+
+ENQUEUED = ("email", "send", {"to": "ada"})
+VERBS = {
+    "enqueue": (
+        "accounts",
+        lambda jobs, _, key: jobs.enqueue(*ENQUEUED, idempotency_key=key),
+    ),
+    "enqueue_many": (
+        "accounts",
+        lambda jobs, _, key: jobs.enqueue_many([NewJob(*ENQUEUED, key)]),
+    ),
+    "claim": ("email-worker", lambda jobs, *_: jobs.claim("slow")),
+    "renew": ("email-worker", lambda jobs, lease, _: jobs.renew(lease)),
+    "renew_many": ("email-worker", lambda jobs, lease, _: jobs.renew_many([lease])),
+    "complete": ("email-worker", lambda jobs, lease, _: jobs.complete(lease)),
+    "complete_many": (
+        "email-worker",
+        lambda jobs, lease, _: jobs.complete_many([lease]),
+    ),
+    "fail": (
+        "email-worker",
+        lambda jobs, lease, _: jobs.fail(lease, "smtp.timeout", retryable=True),
+    ),
+    "fail_many": (
+        "email-worker",
+        lambda jobs, lease, _: jobs.fail_many([(lease, "smtp.timeout", True)]),
+    ),
+}
+every_verb = pytest.mark.parametrize("verb", VERBS)
+
+
+@pytest.fixture
+def due(enqueue):
+    """One job waiting in the queue that ``claim`` above looks at."""
+    return enqueue(queue="slow")
+
+
+@pytest.fixture
+def replica(role):
+    """A login that is a member of two callers, and so may act as either."""
+    return role(member_of=("accounts", "email-worker"))
+
+
+def role_in_force(connection):
+    return connection.execute("select current_setting('role')").fetchone()[0]
+
+
+# A connection: the transaction is the application's.
+
+
+@every_verb
+def test_a_call_on_a_connection_is_undone_by_its_rollback(
+    verb, client, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(name, autocommit=False)
+    before = state()
+
+    act(jobs, leased, key)
+    jobs._source.rollback()
+
+    assert state() == before
+
+
+@every_verb
+def test_a_call_on_a_connection_is_seen_by_others_once_committed_and_not_before(
+    verb, client, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(name, autocommit=False)
+    before = state()
+
+    act(jobs, leased, key)
+    meanwhile = state()
+    jobs._source.commit()
+
+    assert meanwhile == before
+    assert state() != before
+
+
+@every_verb
+def test_a_call_on_an_autocommit_connection_commits_by_itself(
+    verb, client, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(name)
+    before = state()
+
+    act(jobs, leased, key)
+
+    assert state() != before
+    assert jobs._source.info.transaction_status is TransactionStatus.IDLE
+
+
+@every_verb
+def test_a_call_on_an_autocommit_connection_joins_a_transaction_block(
+    verb, client, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(name)
+    before = state()
+
+    with jobs._source.transaction(force_rollback=True):
+        act(jobs, leased, key)
+
+    assert state() == before
+
+
+def test_the_first_refusal_aborts_the_transaction_it_joined(client):
+    jobs = client("email-worker", autocommit=False)
+
+    with pytest.raises(InvalidLease):
+        jobs.complete(
+            dataclasses.make_dataclass("L", ["job_id", "lease_token"])(
+                uuid4(), "job_lease_no"
+            )
+        )
+
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        jobs.claim("email")
+
+
+# A pool: each call is a transaction of its own.
+
+
+@every_verb
+@pytest.mark.parametrize(("autocommit", "acting"), [(True, False), (False, True)])
+def test_a_call_on_a_pool_is_a_transaction_of_its_own(
+    verb, autocommit, acting, pool, replica, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    connections = pool(replica if acting else name, autocommit=autocommit)
+    jobs = Jobs(connections, "jobs_email", caller=name if acting else None)
+    before = state()
+
+    act(jobs, leased, key)
+
+    assert state() != before
+    with connections.connection() as connection:
+        assert connection.info.transaction_status is TransactionStatus.IDLE
+        assert role_in_force(connection) == "none"
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize("acting", [True, False])
+def test_a_refusal_leaves_the_pool_s_connection_usable(
+    autocommit, acting, pool, replica, key
+):
+    connections = pool(replica if acting else "accounts", autocommit=autocommit)
+    jobs = Jobs(connections, "jobs_email", caller="accounts" if acting else None)
+
+    with pytest.raises(InvalidJob):
+        jobs.enqueue("undeclared", "send", {}, idempotency_key=key)
+
+    assert jobs.enqueue("email", "send", {}, idempotency_key=key).created
+    with connections.connection() as connection:
+        assert role_in_force(connection) == "none"
+
+
+def test_closing_the_client_closes_what_it_stands_on(pool, client):
+    connections = pool("accounts")
+
+    with Jobs(connections, "jobs_email"):
+        pass
+    with client("accounts") as jobs:
+        connection = jobs._source
+
+    assert connections.closed
+    assert connection.closed
+
+
+# caller=: the role in force for one call.
+
+
+@every_verb
+def test_a_caller_joins_the_transaction_and_never_commits(
+    verb, client, replica, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(replica, caller=name, autocommit=False)
+    before = state()
+
+    act(jobs, leased, key)
+    meanwhile = state()
+    status = jobs._source.info.transaction_status
+    jobs._source.rollback()
+
+    assert status is TransactionStatus.INTRANS
+    assert meanwhile == state() == before
+
+
+@every_verb
+def test_a_caller_on_an_autocommit_connection_commits_and_leaves_nothing_behind(
+    verb, client, replica, leased, due, key, state
+):
+    name, act = VERBS[verb]
+    jobs = client(replica, caller=name)
+    before = state()
+
+    act(jobs, leased, key)
+
+    assert state() != before
+    assert role_in_force(jobs._source) == "none"
+
+
+def test_the_caller_and_not_the_login_is_the_producer(client, replica, key, owner):
+    job = client(replica, caller="accounts").enqueue(*ENQUEUED, idempotency_key=key)
+
+    assert (
+        owner.value("select producer from job where job_id = %s", job.job_id)
+        == "accounts"
+    )
+
+
+@pytest.mark.parametrize("before", ["none", "email-worker"])
+def test_the_earlier_role_is_back_after_a_call_in_a_transaction(
+    before, client, replica, key
+):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    connection = jobs._source
+    connection.execute(f'set local role "{before}"')
+
+    jobs.enqueue(*ENQUEUED, idempotency_key=key)
+
+    assert role_in_force(connection) == before
+    connection.commit()
+    assert role_in_force(connection) == "none"
+
+
+@pytest.mark.parametrize("before", ["none", "email-worker"])
+def test_the_earlier_role_is_back_after_an_error_caught_in_a_savepoint(
+    before, client, replica, key
+):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    connection = jobs._source
+    connection.execute(f'set local role "{before}"')
+
+    with pytest.raises(InvalidJob), connection.transaction():
+        jobs.enqueue("undeclared", "send", {}, idempotency_key=key)
+
+    assert role_in_force(connection) == before
+
+
+def test_an_error_under_a_caller_leaves_the_transaction_usable(client, replica, key):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    connection = jobs._source
+    connection.execute("select 1")
+
+    with pytest.raises(InvalidJob):
+        jobs.enqueue("undeclared", "send", {}, idempotency_key=key)
+
+    assert jobs.enqueue(*ENQUEUED, idempotency_key=key).created
+    assert role_in_force(connection) == "none"
+
+
+def test_a_role_of_the_session_is_back_after_the_transaction(client, replica, key):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    connection = jobs._source
+    connection.execute('set role "email-worker"')
+    connection.commit()
+
+    jobs.enqueue(*ENQUEUED, idempotency_key=key)
+    within = role_in_force(connection)
+    connection.commit()
+
+    assert within == role_in_force(connection) == "email-worker"
+
+
+def test_a_role_set_in_the_transaction_outlives_a_call_and_the_commit(
+    client, replica, key
+):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    connection = jobs._source
+    connection.execute('set role "email-worker"')
+
+    jobs.enqueue(*ENQUEUED, idempotency_key=key)
+    connection.commit()
+
+    assert role_in_force(connection) == "email-worker"
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_caller_the_login_is_no_member_of_is_unauthorized(autocommit, client, key):
+    jobs = client("organization", caller="accounts", autocommit=autocommit)
+
+    with pytest.raises(Unauthorized):
+        jobs.enqueue(*ENQUEUED, idempotency_key=key)
+
+    assert role_in_force(jobs._source) == "none"
+
+
+def test_a_caller_that_is_no_role_passes_through_as_psycopg_s_own(owner, key):
+    jobs = Jobs(owner, "jobs_email", caller=f"nobody_{uuid4().hex}")
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        jobs.enqueue(*ENQUEUED, idempotency_key=key)
+
+
+# The verbs and their results.
+
+
+def test_enqueue_says_whether_this_call_created_the_job(producing, key):
+    first = producing.enqueue(*ENQUEUED, idempotency_key=key)
+    second = producing.enqueue(*ENQUEUED, idempotency_key=key)
+
+    assert (first.created, second.created) == (True, False)
+    assert first.job_id == second.job_id
+
+
+def test_claim_answers_everything_a_worker_needs(producing, working, key):
+    job = producing.enqueue(*ENQUEUED, idempotency_key=key, max_attempts=7)
+
+    before = datetime.now(UTC)
+    (lease,) = working.claim("email")
+
+    assert lease.job_id == job.job_id
+    assert (lease.queue, lease.kind) == ("email", "send")
+    assert (lease.attempt, lease.max_attempts) == (1, 7)
+    assert lease.payload == {"to": "ada"}
+    assert lease.lease_token.startswith("job_lease_")
+    assert lease.created_at <= before
+    assert lease.lease_expires_at > before + timedelta(seconds=29)
+    assert lease.lease_expires_at.tzinfo is lease.created_at.tzinfo is UTC
+
+
+def test_claim_takes_up_to_the_limit_and_answers_an_empty_list_when_none_is_due(
+    working, enqueue
+):
+    jobs = [enqueue() for _ in range(3)]
+
+    first = working.claim("email", limit=2)
+    second = working.claim("email", limit=1000)
+    third = working.claim("email")
+
+    assert [lease.job_id for lease in (*first, *second)] == jobs
+    assert third == []
+
+
+def test_renew_answers_the_new_end(working, leased):
+    end = working.renew(leased)
+
+    assert end > leased.lease_expires_at
+    assert end.tzinfo is UTC
+
+
+def test_complete_answers_true_also_when_repeated(working, leased):
+    assert working.complete(leased) is True
+    assert working.complete(leased) is True
+
+
+def test_fail_answers_when_the_next_attempt_is_due(working, leased):
+    failed = working.fail(leased, "smtp.timeout", retryable=True)
+
+    assert failed.status == "queued"
+    assert failed.available_at.tzinfo is UTC
+    assert working.fail(leased, "smtp.timeout", retryable=True) == failed
+
+
+def test_fail_for_good_answers_that_no_attempt_is_left(working, leased):
+    failed = working.fail(leased, "address.unknown", retryable=False)
+
+    assert (failed.status, failed.available_at) == ("failed", None)
+
+
+def test_inspect_answers_the_evidence_by_uuid_and_by_text(observing, leased):
+    job = observing.inspect(leased.job_id)
+
+    assert (job.status, job.attempts, job.worker) == ("running", 1, "email-worker")
+    assert (job.producer, job.queue, job.kind) == ("accounts", "email", "send")
+    assert job.lease_expires_at == leased.lease_expires_at
+    assert job.created_at.tzinfo is job.updated_at.tzinfo is UTC
+    assert (job.ended_at, job.last_failure_code) == (None, None)
+    assert observing.inspect(str(leased.job_id)) == job
+
+
+def test_next_available_at_is_none_while_the_queue_is_empty(working, producing, key):
+    empty = working.next_available_at("email")
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    producing.enqueue(*ENQUEUED, idempotency_key=key, available_at=tomorrow)
+
+    assert empty is None
+    assert working.next_available_at("email") == tomorrow
+    assert working.next_available_at("email").tzinfo is UTC
+
+
+def test_enqueue_many_answers_each_item_in_input_order(producing, key):
+    first = producing.enqueue(*ENQUEUED, idempotency_key=key)
+
+    items = producing.enqueue_many(
+        [
+            NewJob(*ENQUEUED, key),
+            {
+                "queue": "email",
+                "kind": "send",
+                "payload": {},
+                "idempotency_key": f"{key}.a",
+                "available_at": datetime(2040, 1, 1, tzinfo=UTC),
+                "max_attempts": 9,
+            },
+            NewJob("email", "other", {}, key),
+            NewJob("undeclared", "send", {}, f"{key}.b"),
+        ]
+    )
+
+    assert [item.position for item in items] == [1, 2, 3, 4]
+    assert [item.outcome for item in items] == [
+        "existing",
+        "created",
+        "conflict",
+        "invalid_job",
+    ]
+    assert items[0].job_id == first.job_id
+    assert items[2].job_id is items[3].job_id is None
+
+
+def test_enqueue_and_enqueue_many_mean_the_same_intent(producing, key):
+    at = datetime(2040, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+    payload = {"text": "žluťoučký \\u0000 \u2028", "n": 10**300, "x": [1.5, None, True]}
+
+    (item,) = producing.enqueue_many(iter([NewJob("email", "k", payload, key, at, 5)]))
+    job = producing.enqueue(
+        "email", "k", payload, idempotency_key=key, available_at=at, max_attempts=5
+    )
+
+    assert (item.outcome, job.created) == ("created", False)
+    assert item.job_id == job.job_id
+
+
+def test_renew_many_answers_each_item_in_input_order(working, leased, held):
+    answers = working.renew_many([held(leased.job_id, "job_lease_no"), leased])
+
+    assert [answer.outcome for answer in answers] == ["invalid_lease", "renewed"]
+    assert [answer.position for answer in answers] == [1, 2]
+    assert answers[0].lease_expires_at is None
+    assert answers[1].lease_expires_at > leased.lease_expires_at
+    assert answers[1].lease_expires_at.tzinfo is UTC
+
+
+def test_complete_many_answers_each_item_in_input_order(working, leased, held):
+    answers = working.complete_many(iter([held(uuid4(), "job_lease_no"), leased]))
+
+    assert [answer.outcome for answer in answers] == ["invalid_lease", "completed"]
+    assert answers[1].job_id == leased.job_id
+
+
+def test_fail_many_takes_failures_and_plain_tuples(working, enqueue):
+    for _ in range(3):
+        enqueue()
+    first, second, third = working.claim("email", limit=3)
+
+    answers = working.fail_many(
+        [
+            Failure(first, "smtp.timeout", retryable=True),
+            (second, "address.unknown", False),
+            Failure(lease=third, code="not a code", retryable=True),
+        ]
+    )
+
+    assert [answer.outcome for answer in answers] == [
+        "queued",
+        "failed",
+        "invalid_failure",
+    ]
+    assert answers[0].available_at.tzinfo is UTC
+    assert answers[1].available_at is None
+
+
+# Times.
+
+
+@pytest.mark.parametrize(
+    ("style", "zone"),
+    [
+        ("ISO, DMY", "UTC"),
+        ("SQL, DMY", "Pacific/Kiritimati"),
+        ("German", "America/St_Johns"),
+        ("Postgres, MDY", "Asia/Kathmandu"),
+    ],
+)
+def test_times_are_the_same_whatever_timezone_and_datestyle_the_session_has(
+    style, zone, client, key
+):
+    jobs = client("accounts")
+    jobs._source.execute("select set_config('DateStyle', %s, false)", (style,))
+    jobs._source.execute("select set_config('TimeZone', %s, false)", (zone,))
+    at = datetime(2040, 2, 3, 4, 5, 6, 789012, tzinfo=UTC)
+
+    job = jobs.enqueue(*ENQUEUED, idempotency_key=key, available_at=at)
+    (item,) = jobs.enqueue_many([NewJob(*ENQUEUED, key, at)])
+    answer = jobs.inspect(job.job_id)
+
+    assert answer.available_at == at
+    assert answer.available_at.tzinfo is UTC
+    assert item.outcome == "existing"
+
+
+def test_the_last_microsecond_of_the_year_9999_is_told_from_any_timezone(client, key):
+    jobs = client("accounts")
+    jobs._source.execute("set timezone = 'Pacific/Kiritimati'")
+    at = datetime.max.replace(tzinfo=UTC)
+
+    job = jobs.enqueue(*ENQUEUED, idempotency_key=key, available_at=at)
+
+    assert jobs.inspect(job.job_id).available_at == at
+
+
+# What the application does to its connection or to psycopg changes nothing.
+
+
+def test_a_payload_is_decoded_only_when_asked_for_and_strands_no_neighbour(
+    working, enqueue, owner
+):
+    hopeless, fine = enqueue(), enqueue(payload={"to": "ada"})
+    owner.execute(
+        "update job set payload = jsonb_build_object('n', repeat('9', 5000)::numeric)"
+        " where job_id = %s",
+        (hopeless,),
+    )
+
+    first, second = working.claim("email", limit=2)
+
+    assert second.payload == {"to": "ada"}
+    assert second.job_id == fine
+    with pytest.raises(ValueError, match="digits"):
+        _ = first.payload
+    assert working.complete(first)
+
+
+def test_a_payload_is_decoded_anew_at_each_access(working, enqueue):
+    enqueue(payload={"list": [1]})
+    (lease,) = working.claim("email")
+
+    lease.payload["list"].append(2)
+
+    assert lease.payload == {"list": [1]}
+
+
+def test_json_loads_set_by_the_application_changes_nothing(working, enqueue):
+    def refuse(_):
+        raise AssertionError("the application's decoder was called")
+
+    enqueue(payload={"to": "ada"})
+    set_json_loads(refuse, working._source)
+
+    (lease,) = working.claim("email")
+
+    assert lease.payload == {"to": "ada"}
+
+
+def test_the_connection_keeps_its_own_loaders(working, leased):
+    working.renew(leased)
+
+    row = working._source.execute("select '{\"a\": 1}'::jsonb").fetchone()
+
+    assert row == ({"a": 1},)
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "WIN1252"])
+def test_a_payload_is_read_whatever_encoding_the_connection_has(
+    encoding, client, enqueue
+):
+    enqueue(payload={"to": "Zoë"})
+    worker = client("email-worker", client_encoding=encoding)
+
+    (lease,) = worker.claim("email")
+
+    assert lease.payload == {"to": "Zoë"}
+
+
+APPLICATION = {
+    "dictionaries for rows": {"row_factory": dict_row},
+    "binding on the client": {"cursor_factory": psycopg.ClientCursor},
+    "no prepared statements": {"prepare_threshold": None},
+    "prepared at once": {"prepare_threshold": 0},
+}
+
+
+@pytest.mark.parametrize("acting", [True, False])
+@pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize("habit", APPLICATION)
+def test_every_verb_works_on_a_connection_with(
+    habit, acting, autocommit, connect, replica, key
+):
+    def client(name):
+        connection = connect(replica if acting else name)
+        for attribute, value in APPLICATION[habit].items():
+            setattr(connection, attribute, value)
+        connection.autocommit = autocommit
+        return Jobs(connection, "jobs_email", caller=name if acting else None)
+
+    producer, worker = client("accounts"), client("email-worker")
+    for number in range(2):
+        job = producer.enqueue(*ENQUEUED, idempotency_key=f"{key}.{number}")
+        producer.enqueue_many([NewJob(*ENQUEUED, f"{key}.many.{number}")])
+        producer._source.commit()
+        first, second = worker.claim("email", limit=2)
+        worker.renew(first)
+        worker.renew_many([second])
+        worker.complete(first)
+        worker.fail(second, "smtp.timeout", retryable=False)
+        worker.complete_many([first])
+        worker.fail_many([(second, "smtp.timeout", False)])
+        worker._source.commit()
+
+        evidence = producer.inspect(job.job_id)
+        due = worker.next_available_at("email")
+
+        assert (evidence.status, due) == ("succeeded", None)
+
+
+@pytest.mark.parametrize("factory", APPLICATION)
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_pool_of_such_connections_works_too(factory, autocommit, pool, replica, key):
+    connections = pool(replica, autocommit=autocommit, **APPLICATION[factory])
+    producer = Jobs(connections, "jobs_email", caller="accounts")
+    worker = Jobs(connections, "jobs_email", caller="email-worker")
+
+    producer.enqueue(*ENQUEUED, idempotency_key=key)
+    (lease,) = worker.claim("email")
+
+    assert worker.complete(lease)
+
+
+def test_a_pipeline_of_the_application_s_is_joined(client, replica, key, state):
+    jobs = client(replica, caller="accounts", autocommit=False)
+    before = state()
+
+    with jobs._source.pipeline():
+        job = jobs.enqueue(*ENQUEUED, idempotency_key=key)
+        jobs._source.rollback()
+
+    assert job.created
+    assert state() == before
+
+
+def test_the_schema_may_have_any_name_and_is_quoted(owner):
+    jobs = Jobs(owner, 'no "such" schema')
+
+    with pytest.raises(psycopg.errors.InvalidSchemaName):
+        jobs.claim("email")
+
+
+def test_legal_look_alikes_of_an_escaped_nul_are_stored_unchanged(
+    producing, working, key
+):
+    payload = {
+        "text": "\\u0000",
+        "more": "\\\\u0000 \\\\\\u0000",
+        "\\u0000": 1,
+        "surrogate": "\\ud800",
+    }
+
+    producing.enqueue("email", "send", payload, idempotency_key=key)
+    producing.enqueue_many([NewJob("email", "send", payload, f"{key}.many")])
+
+    assert [lease.payload for lease in working.claim("email", limit=2)] == [payload] * 2
+
+
+def test_big_integers_are_exact(producing, working, key):
+    payload = {"n": 2**1000 + 1, "minus": -(10**300) - 7}
+
+    producing.enqueue("email", "send", payload, idempotency_key=key)
+    producing.enqueue_many([NewJob("email", "send", payload, f"{key}.many")])
+
+    assert [lease.payload for lease in working.claim("email", limit=2)] == [payload] * 2
+
+
+def test_a_payload_at_the_deepest_is_stored(producing, working, key):
+    payload = {"list": []}
+    for _ in range(126):
+        payload = {"deeper": payload}
+
+    producing.enqueue("email", "send", payload, idempotency_key=key)
+    (lease,) = working.claim("email")
+
+    assert lease.payload == payload
+
+
+def test_brackets_within_text_count_for_no_depth(producing, working, key):
+    payload = {"text": "[{" * 500 + '"\\' + "[" * 500, "[" * 200: "\\"}
+
+    producing.enqueue("email", "send", payload, idempotency_key=key)
+    (lease,) = working.claim("email")
+
+    assert lease.payload == payload
+
+
+def test_json_s_own_conveniences_work(producing, working, key):
+    producing.enqueue("email", "send", {1: (2, 3)}, idempotency_key=key)
+
+    (lease,) = working.claim("email")
+
+    assert lease.payload == {"1": [2, 3]}
+    assert json.loads(lease.payload_json) == lease.payload
