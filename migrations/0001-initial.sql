@@ -508,9 +508,11 @@ begin
             'lease_seconds', 'retry_base_seconds', 'retry_max_seconds',
             'retention_seconds'
         ]) as k (name)
-        where coalesce(p_document -> k.name, 'null') <> 'null'
+        where
+            k.name <> 'retention_seconds'
+            or coalesce(p_document -> k.name, 'null') <> 'null'
     loop
-        if jsonb_typeof(p_document -> v_field) <> 'number'
+        if jsonb_typeof(p_document -> v_field) is distinct from 'number'
             or (p_document -> v_field)::numeric % 1 <> 0 then
             return format('%s must be a whole number', v_field);
         end if;
@@ -2017,13 +2019,17 @@ begin
         for update of j skip locked
     );
 
-    -- Between the look and the lock a job may have been redriven: a statement of its
-    -- own sees that.
+    -- Between the look and the lock a job may have been redriven, and even have ended
+    -- anew: a statement of its own sees that.
     with gone as (
         delete from job as j
         where
             j.job_id = any (v_job_ids)
             and not exists (select from live_job as l where l.job_id = j.job_id)
+            and not exists (
+                select from attempt as a
+                where a.job_id = j.job_id and a.ended_at >= p_before
+            )
         returning j.job_id
     ),
     evidence as (

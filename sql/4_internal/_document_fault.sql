@@ -29,9 +29,11 @@ begin
             'lease_seconds', 'retry_base_seconds', 'retry_max_seconds',
             'retention_seconds'
         ]) as k (name)
-        where coalesce(p_document -> k.name, 'null') <> 'null'
+        where
+            k.name <> 'retention_seconds'
+            or coalesce(p_document -> k.name, 'null') <> 'null'
     loop
-        if jsonb_typeof(p_document -> v_field) <> 'number'
+        if jsonb_typeof(p_document -> v_field) is distinct from 'number'
             or (p_document -> v_field)::numeric % 1 <> 0 then
             return format('%s must be a whole number', v_field);
         end if;

@@ -44,13 +44,17 @@ begin
         for update of j skip locked
     );
 
-    -- Between the look and the lock a job may have been redriven: a statement of its
-    -- own sees that.
+    -- Between the look and the lock a job may have been redriven, and even have ended
+    -- anew: a statement of its own sees that.
     with gone as (
         delete from job as j
         where
             j.job_id = any (v_job_ids)
             and not exists (select from live_job as l where l.job_id = j.job_id)
+            and not exists (
+                select from attempt as a
+                where a.job_id = j.job_id and a.ended_at >= p_before
+            )
         returning j.job_id
     ),
     evidence as (

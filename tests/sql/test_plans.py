@@ -1,0 +1,316 @@
+import json
+from contextlib import contextmanager
+
+import pytest
+
+TABLES = ("job", "live_job", "attempt")
+CLAIMABLE = "jobs_email.live_job_claimable_idx"
+
+
+@pytest.fixture
+def fill(owner):
+    """Insert ended, scheduled and due jobs by the thousand, as the owner."""
+
+    def fill(ended=0, scheduled=0, due=0):
+        owner.execute(
+            """
+            with made as (
+                insert into job (
+                    job_id, created_at, max_attempts, producer, queue, kind,
+                    idempotency_key, payload
+                )
+                select
+                    gen_random_uuid(), clock_timestamp(), 3, 'accounts', 'email',
+                    'send', 'old-' || n || '-' || random(), '{}'
+                from generate_series(1, %(all)s::integer) as n
+                returning job_id
+            ),
+            numbered as materialized (
+                select job_id, row_number() over () as n from made
+            ),
+            live as (
+                insert into live_job (
+                    job_id, available_at, attempt, max_attempts, queue
+                )
+                select
+                    job_id,
+                    clock_timestamp() + case when n <= %(due)s::integer
+                        then interval '-9 s' else interval '9 h'
+                    end,
+                    0, 3, 'email'
+                from numbered
+                where n <= %(live)s::integer
+            )
+            insert into attempt (
+                job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
+                lease_token_hash
+            )
+            select
+                job_id, clock_timestamp(), clock_timestamp(), 1, 3, 'email-worker',
+                'succeeded', sha256(uuid_send(job_id))
+            from numbered
+            where n > %(live)s::integer
+            """,
+            {"all": ended + scheduled + due, "live": scheduled + due, "due": due},
+        )
+
+    return fill
+
+
+@pytest.fixture(params=["empty", "stale", "large", "none"])
+def statistics(request, owner, fill):
+    """The planner believes: no jobs, and so it is; or that, wrongly; or the truth."""
+    huge = {"ended": 20000, "scheduled": 5000, "due": 200}
+    if request.param in ("empty", "stale"):
+        owner.execute("analyze")
+    if request.param in ("stale", "large", "none"):
+        fill(**huge)
+    if request.param == "large":
+        owner.execute("analyze")
+    return request.param
+
+
+@pytest.fixture
+def scans():
+    """Yield what the block scans: sequential scans by table, claimable index scans."""
+
+    @contextmanager
+    def scans(session):
+        counts = (
+            "select relname, seq_scan from pg_stat_xact_user_tables"
+            " where schemaname = 'jobs_email' and relname = any (%s)"
+        )
+        index = "select pg_stat_get_xact_numscans(%s::regclass)"
+        seen = {}
+        with session.transaction():
+            before = dict(session.rows(counts, list(TABLES)))
+            walked = session.value(index, CLAIMABLE)
+            yield seen
+            seen["index"] = session.value(index, CLAIMABLE) - walked
+            after = dict(session.rows(counts, list(TABLES)))
+        seen["sequential"] = {
+            name: after[name] - before[name]
+            for name in TABLES
+            if after[name] != before[name]
+        }
+
+    return scans
+
+
+@pytest.fixture
+def buffers():
+    """Run a statement; answers how many buffers it touched, nested statements' too."""
+
+    def buffers(session, statement, *parameters):
+        (plan,) = session.value(
+            f"explain (analyze, buffers, format json) {statement}", *parameters
+        )
+        plan = plan["Plan"]
+        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+    return buffers
+
+
+def items(name, count):
+    return json.dumps(
+        [
+            {
+                "queue": "email",
+                "kind": "send",
+                "payload": {"n": n},
+                "idempotency_key": f"{name}-{n}",
+            }
+            for n in range(count)
+        ]
+    )
+
+
+def test_no_verb_scans_a_table_whatever_the_planner_believes(
+    statistics, producer, worker, scans
+):
+    with scans(producer) as enqueued:
+        for n in range(8):
+            producer.execute("select enqueue('email', 'send', '{}', %s)", (f"k{n}",))
+        producer.execute("select enqueue('email', 'send', '{}', 'k1')")
+    with scans(producer) as offered:
+        producer.execute("select enqueue_many(%s)", (items("a", 50),))
+        producer.execute("select enqueue_many(%s)", (items("a", 60),))
+    with scans(worker) as claimed:
+        one = [worker.row("select * from claim('email')") for _ in range(7)]
+        many = worker.rows("select * from claim('email', 30)")
+    held = [(row["job_id"], row["lease_token"]) for row in one]
+    job_ids, tokens = [row[0] for row in many], [row[6] for row in many]
+    with scans(worker) as renewed:
+        for each in held:
+            worker.execute("select renew(%s, %s)", each)
+        worker.execute("select renew_many(%s, %s)", (job_ids, tokens))
+    with scans(worker) as inspected:
+        for job_id, _ in held:
+            worker.execute("select inspect(%s)", (job_id,))
+        worker.execute("select next_available_at('email')")
+    with scans(worker) as completed:
+        for each in held[:4]:
+            worker.execute("select complete(%s, %s)", each)
+        worker.execute("select complete(%s, %s)", held[0])
+        worker.execute("select complete_many(%s, %s)", (job_ids[:15], tokens[:15]))
+    with scans(worker) as failed:
+        for each in held[4:]:
+            worker.execute("select fail(%s, %s, 'timeout', true)", each)
+        worker.execute("select fail(%s, %s, 'timeout', true)", held[4])
+        worker.execute(
+            "select fail_many(%s, %s, %s, %s)",
+            (job_ids[15:], tokens[15:], ["c"] * 15, [True, False, True] * 5),
+        )
+
+    assert [
+        verb["sequential"]
+        for verb in (enqueued, offered, claimed, renewed, inspected, completed, failed)
+    ] == [{}] * 7
+    assert claimed["index"] >= 8
+
+
+def test_claim_scans_no_table_while_it_reclaims_and_ends(
+    statistics, owner, worker, enqueue, scans
+):
+    for n in range(20):
+        enqueue(max_attempts=1 if n % 2 else 3)
+    owner.execute(
+        "update live_job set attempt = 1, leased_at = clock_timestamp(),"
+        " lease_expires_at = clock_timestamp(), lease_owner = 'spare-worker',"
+        " lease_token_hash = 't', available_at = clock_timestamp() - interval '1 min'"
+        " where job_id in (select job_id from job where idempotency_key like 'key-%')"
+    )
+
+    with scans(worker) as seen:
+        claimed = worker.rows("select * from claim('email', 20)")
+
+    assert len([row for row in claimed if row[4] == 2]) == 10
+    assert seen["sequential"] == {}
+
+
+def test_purge_and_redrive_scan_no_table(statistics, operator, owner, scans, fill):
+    fill(ended=300)
+    (job_id,) = owner.rows("update attempt set outcome = 'failed' returning job_id")[0]
+
+    with scans(operator) as purged:
+        operator.execute("select redrive(%s)", (job_id,))
+        assert operator.value("select purge(clock_timestamp(), 100)") == 100
+
+    assert purged["sequential"] == {}
+
+
+def test_buffers_do_not_grow_with_the_number_of_jobs_kept(
+    owner, connect, fill, buffers
+):
+    def measure(name):
+        producer, worker = connect("accounts"), connect("email-worker")
+        spent = {}
+        for n in range(12):
+            key, token = f"{name}-{n}", f"{name}-token-{n}"
+            spent["enqueue"] = buffers(
+                producer, "select enqueue('email', 'send', '{}', %s)", key
+            )
+            spent["claim"] = buffers(worker, "select claim('email')")
+            job_id = owner.value(
+                "select job_id from job where idempotency_key = %s", key
+            )
+            owner.execute(
+                "update live_job set lease_token_hash = sha256(%s) where job_id = %s",
+                (token.encode(), job_id),
+            )
+            spent["renew"] = buffers(worker, "select renew(%s, %s)", job_id, token)
+            spent["inspect"] = buffers(worker, "select inspect(%s)", job_id)
+            verb = "complete(%s, %s)" if n % 2 else "fail(%s, %s, 'c', false)"
+            spent[verb] = buffers(worker, f"select {verb}", job_id, token)
+        return spent
+
+    owner.execute("analyze")
+    few = measure("few")
+    fill(ended=20000, scheduled=5000)
+    owner.execute("vacuum analyze")
+
+    many = measure("many")
+
+    assert {
+        verb: (few[verb], many[verb]) for verb in few if many[verb] > 2 * few[verb] + 20
+    } == {}
+
+
+def test_the_many_verbs_stay_linear(statistics, owner, producer, worker, buffers):
+    per_item = {}
+
+    for name, count in (("warm", 100), ("few", 100), ("many", 1000)):
+        seen = {}
+        seen["enqueue_many"] = buffers(
+            producer, "select enqueue_many(%s)", items(name, count)
+        )
+        seen["claim"] = buffers(
+            worker, "select count(*) from claim('email', %s::integer)", count
+        )
+        owner.execute(
+            "update live_job set lease_token_hash = sha256(job_id::text::bytea)"
+            " where lease_owner is not null"
+        )
+        job_ids = [
+            job_id
+            for (job_id,) in owner.rows(
+                "select job_id from live_job where lease_owner is not null"
+            )
+        ]
+        assert len(job_ids) == count
+        tokens = [str(job_id) for job_id in job_ids]
+        half = count // 2
+        seen["renew_many"] = buffers(
+            worker, "select renew_many(%s, %s)", job_ids, tokens
+        )
+        seen["complete_many"] = buffers(
+            worker, "select complete_many(%s, %s)", job_ids[:half], tokens[:half]
+        )
+        seen["fail_many"] = buffers(
+            worker,
+            "select fail_many(%s, %s, %s, %s)",
+            job_ids[half:],
+            tokens[half:],
+            ["timeout"] * half,
+            [n % 2 == 0 for n in range(half)],
+        )
+        seen["existing"] = buffers(
+            producer, "select enqueue_many(%s)", items(name, count)
+        )
+        per_item[name] = {verb: spent / count for verb, spent in seen.items()}
+
+    assert {
+        verb: (per_item["few"][verb], per_item["many"][verb])
+        for verb in per_item["few"]
+        if per_item["many"][verb] > 3 * per_item["few"][verb]
+    } == {}
+
+
+def test_claim_of_one_reads_neither_scheduled_nor_ended_jobs(
+    owner, worker, enqueue, fill, buffers
+):
+    fill(ended=5000, scheduled=10000)
+    for _ in range(10):
+        enqueue()
+
+    spent = [buffers(worker, "select claim('email')") for _ in range(10)]
+    idle = buffers(worker, "select claim('email')")
+
+    assert owner.value("select count(*) from live_job where attempt = 1") == 10
+    assert spent[-1] < 60
+    assert idle < 60
+
+
+@pytest.mark.parametrize("known", ["stale", "fresh", "none"])
+def test_claim_of_one_reads_no_more_of_a_long_queue(
+    owner, worker, fill, buffers, known
+):
+    if known == "stale":
+        owner.execute("analyze")
+    fill(due=5000)
+    if known == "fresh":
+        owner.execute("analyze")
+
+    spent = [buffers(worker, "select claim('email')") for _ in range(8)]
+
+    assert spent[-1] < 60
