@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -85,7 +86,10 @@ def _load(**parameters):
         for caller in CALLERS:
             _retried(connection, f'alter role "{caller}" login')
         prefix = json.loads(document())["role_prefix"]
-        for name, group in ((f"{prefix}_duty", f"{prefix}_operator"), ("stranger", None)):
+        for name, group in (
+            (f"{prefix}_duty", f"{prefix}_operator"),
+            ("stranger", None),
+        ):
             _retried(
                 connection,
                 "do $$ begin"
@@ -100,10 +104,12 @@ def _retried(connection, statement):
     """Alter a role that another test process may be altering at the same moment."""
     for attempt in range(20):
         try:
-            return connection.execute(statement)
+            connection.execute(statement)
         except psycopg.errors.InternalError_:  # tuple concurrently updated
             if attempt == 19:
                 raise
+        else:
+            return
 
 
 postgresql_server = factories.postgresql_noproc(
@@ -158,7 +164,9 @@ def connect(conninfo):
         parameters.setdefault("options", "-c search_path=jobs_email")
         if role is not None:
             parameters["user"] = role
-        session = Session.connect(make_conninfo(conninfo, **parameters), autocommit=True)
+        session = Session.connect(
+            make_conninfo(conninfo, **parameters), autocommit=True
+        )
         opened.append(session)
         return session
 
@@ -307,8 +315,6 @@ def blocked(owner):
 @pytest.fixture
 def background():
     """Run a call on a thread; ``.result()`` joins it and raises what it raised."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(max_workers=16) as pool:
         yield pool.submit
 

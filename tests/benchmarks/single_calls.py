@@ -112,7 +112,9 @@ def lenso_jobs(cursor):
     def cycle():
         enqueue()
         job = cursor.execute("select * from jobs_bench.claim('email')").fetchone()
-        cursor.execute("select jobs_bench.complete(%s, %s)", (job[0], job[6])).fetchone()
+        cursor.execute(
+            "select jobs_bench.complete(%s, %s)", (job[0], job[6])
+        ).fetchone()
 
     return enqueue, cycle
 
@@ -236,7 +238,9 @@ def main():
     print("| measure | contender | calls/s | of the floor |\n|---|---|---:|---:|")
     for which, of in summary.items():
         for name, figures in of.items():
-            print(f"| {which} | {name} | {figures['per_second']} | {figures['of_floor']:.2f} |")
+            print(
+                f"| {which} | {name} | {figures['per_second']} | {figures['of_floor']:.2f} |"
+            )
     if options.json:
         options.json.write_text(json.dumps({"server": version, **summary}, indent=2))
 

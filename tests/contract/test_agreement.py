@@ -82,9 +82,11 @@ def test_the_client_knows_every_function_body(owner):
     [
         (
             "enqueue",
-            "p_queue text, p_kind text, p_payload jsonb, p_idempotency_key text,"
-            " p_available_at timestamp with time zone DEFAULT NULL"
-            "::timestamp with time zone, p_max_attempts integer DEFAULT 3",
+            (
+                "p_queue text, p_kind text, p_payload jsonb, p_idempotency_key text,"
+                " p_available_at timestamp with time zone DEFAULT NULL"
+                "::timestamp with time zone, p_max_attempts integer DEFAULT 3"
+            ),
         ),
         ("enqueue_many", "p_jobs jsonb"),
         ("claim", "p_queue text, p_limit integer DEFAULT 1"),
@@ -98,8 +100,10 @@ def test_the_client_knows_every_function_body(owner):
         ),
         (
             "fail_many",
-            "p_job_ids uuid[], p_lease_tokens text[], p_failure_codes text[],"
-            " p_retryable boolean[]",
+            (
+                "p_job_ids uuid[], p_lease_tokens text[], p_failure_codes text[],"
+                " p_retryable boolean[]"
+            ),
         ),
         ("inspect", "p_job_id uuid"),
         ("next_available_at", "p_queue text"),
@@ -163,8 +167,7 @@ def test_the_public_names_are_all_there_is():
     exported = {
         name
         for name in vars(lenso_jobs)
-        if not name.startswith("_")
-        and not inspect.ismodule(getattr(lenso_jobs, name))
+        if not name.startswith("_") and not inspect.ismodule(getattr(lenso_jobs, name))
     }
 
     assert exported == set(lenso_jobs.__all__)

@@ -49,7 +49,9 @@ def newcomer(new_database, tmp_path):
 
     def ours(text):
         for name, new in renamed.items():
-            text = re.sub(rf'(?<=["\'])(?:{name})(?=["\'])|(?<=role ){name}\b', new, text)
+            text = re.sub(
+                rf'(?<=["\'])(?:{name})(?=["\'])|(?<=role ){name}\b', new, text
+            )
         text = re.sub(r"(?<=role )(\w+-\w+)", r'"\1"', text)
         return text.replace(
             '"schema": "jobs_email",',

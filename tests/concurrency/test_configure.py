@@ -1,0 +1,176 @@
+"""A queue left out by configure while somebody enqueues to it.
+
+At READ COMMITTED no job is left in a queue that nobody may claim from; a producer with
+an older snapshot may put one there, and it is kept until the queue is declared again.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+CONFIGURE = "select configure(%s::jsonb)"
+ENQUEUE = "select enqueue('slow', 'send', '{}', 'k')"
+ENQUEUE_MANY = (
+    "select outcome from enqueue_many(jsonb_build_array(jsonb_build_object("
+    " 'queue', 'slow', 'kind', 'send', 'payload', '{}'::jsonb, 'idempotency_key', 'k')))"
+)
+
+
+@pytest.fixture
+def fewer(prefix):
+    """The document without the queue ``slow``."""
+    return json.dumps(
+        {
+            "schema": "jobs_email",
+            "role_prefix": prefix,
+            "database_url_secret": "jobs/database-url",
+            "lease_seconds": 30,
+            "retry_base_seconds": 5,
+            "retry_max_seconds": 300,
+            "queues": ["email"],
+            "producer_instances": ["accounts", "organization"],
+            "worker_instances": ["email-worker", "spare-worker"],
+            "observer_instances": ["operations"],
+        }
+    )
+
+
+@pytest.fixture
+def stranded(owner):
+    """Count the live jobs of queues that are not declared."""
+
+    def stranded():
+        return owner.value(
+            "select count(*) from live_job as l"
+            " where l.queue not in (select q.queue from queue as q)"
+        )
+
+    return stranded
+
+
+@pytest.mark.parametrize("call", [ENQUEUE, ENQUEUE_MANY])
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_configure_waits_for_an_enqueue_to_the_queue_it_leaves_out(
+    call, ending, fewer, producer, connect, stranded, blocked, background
+):
+    admin = connect()
+    producer.execute("begin")
+    producer.execute(call)
+    answer = background(admin.value, CONFIGURE, fewer)
+    blocked(admin, producer)
+    producer.execute(ending)
+
+    if ending == "commit":
+        with admin.refusing("LJ007"):
+            answer.result()
+    else:
+        assert answer.result()
+
+    assert stranded() == 0
+    assert admin.value("select count(*) from queue") == (2 if ending == "commit" else 1)
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_configure_in_an_old_snapshot_strands_no_job_enqueued_since(
+    isolation, fewer, producer, connect, stranded
+):
+    admin = connect()
+    admin.execute(f"begin isolation level {isolation}")
+    admin.execute("select")
+    producer.execute(ENQUEUE)
+
+    with suppress(psycopg.Error):
+        admin.execute(CONFIGURE, (fewer,))
+        admin.execute("commit")
+    admin.execute("rollback")
+
+    assert stranded() == 0
+
+
+@pytest.mark.parametrize("call", [ENQUEUE, ENQUEUE_MANY])
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_an_enqueue_waits_for_the_configure_that_leaves_its_queue_out(
+    call, ending, fewer, producer, connect, stranded, blocked, background
+):
+    admin = connect()
+    admin.execute("begin")
+    admin.execute(CONFIGURE, (fewer,))
+    answer = background(producer.rows, call)
+    blocked(producer, admin)
+    admin.execute(ending)
+
+    if ending == "rollback":
+        answer.result()
+    elif call == ENQUEUE:
+        with producer.refusing("LJ001"):
+            answer.result()
+    else:
+        assert answer.result() == [("invalid_job",)]
+
+    assert stranded() == 0
+    assert admin.value("select count(*) from live_job") == (ending == "rollback")
+
+
+@pytest.mark.parametrize("call", [ENQUEUE, ENQUEUE_MANY])
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_what_an_old_snapshot_enqueues_to_a_queue_left_out_waits_for_its_return(
+    call, isolation, fewer, producer, worker, owner
+):
+    producer.execute(f"begin isolation level {isolation}")
+    producer.execute("select")
+    owner.execute(CONFIGURE, (fewer,))
+    producer.execute(call)
+    producer.execute("commit")
+
+    owner.execute(CONFIGURE, (fewer.replace('["email"]', '["email", "slow"]'),))
+
+    assert len(worker.rows("select from claim('slow')")) == 1
+
+
+def test_a_claim_waits_for_the_configure_that_leaves_its_queue_out(
+    fewer, worker, connect, blocked, background
+):
+    admin = connect()
+    admin.execute("begin")
+    admin.execute(CONFIGURE, (fewer,))
+    answer = background(worker.rows, "select from claim('slow')")
+    blocked(worker, admin)
+    admin.execute("commit")
+
+    with worker.refusing("LJ003"):
+        answer.result()
+
+
+def test_two_configures_at_once_queue_up_and_the_second_finds_it_done(
+    fewer, connect, owner, blocked, background
+):
+    first, second = connect(), connect()
+    first.execute("begin")
+    mine = first.value(CONFIGURE, fewer)
+    answer = background(second.value, CONFIGURE, fewer)
+    blocked(second, first)
+
+    first.execute("commit")
+
+    assert (mine, answer.result()) == (True, False)
+    assert owner.value("select count(*) from operator_act where act = 'configure'") == 2
+
+
+def test_a_producer_no_longer_declared_is_refused_from_the_commit_on(
+    fewer, producer, connect, owner
+):
+    document = json.loads(fewer) | {"producer_instances": ["organization"]}
+    admin = connect()
+    admin.execute("begin")
+    admin.execute(CONFIGURE, (json.dumps(document | {"queues": ["email", "slow"]}),))
+
+    before = producer.value("select created from enqueue('email', 'send', '{}', 'k')")
+    admin.execute("commit")
+
+    assert before
+    with producer.refusing("42501"):
+        producer.execute("select enqueue('email', 'send', '{}', 'k2')")

@@ -1,0 +1,436 @@
+"""Renew, complete and fail behind locks: the lease is judged when the lock is held."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+ONE = {
+    "renew": "select renew(%s, %s)",
+    "complete": "select complete(%s, %s)",
+    "fail": "select fail(%s, %s, 'smtp.down', true)",
+}
+MANY = {
+    "renew_many": "select outcome from renew_many(array[%s]::uuid[], array[%s]::text[])",
+    "complete_many": (
+        "select outcome from complete_many(array[%s]::uuid[], array[%s]::text[])"
+    ),
+    "fail_many": (
+        "select outcome from fail_many(array[%s]::uuid[], array[%s]::text[],"
+        " array['smtp.down'], array[true])"
+    ),
+}
+WAITING = {verb: MANY[verb] for verb in ("complete_many", "fail_many")}
+
+
+# A complete held open past its lease's end (T03 a)
+
+
+@pytest.fixture
+def completing(enqueue, claim, worker, lapse_soon, pass_by):
+    """Hold a complete open until its lease has run out; answers the job."""
+    job_id = enqueue()
+    _, token = claim()
+    lapses = lapse_soon(job_id)
+    worker.execute("begin")
+    worker.execute("select complete(%s, %s)", (job_id, token))
+    pass_by(lapses)
+    return job_id
+
+
+def test_t03a_nobody_claims_or_waits_for_a_job_whose_complete_is_not_yet_committed(
+    completing, rival, impatient
+):
+    found = impatient(rival).rows("select job_id from claim('email')")
+
+    assert found == []
+
+
+def test_t03a_a_complete_committed_after_its_lease_ran_out_stands(
+    completing, worker, rival, observer
+):
+    rival.execute("select from claim('email')")
+
+    worker.execute("commit")
+    found = rival.rows("select job_id from claim('email')")
+
+    assert found == []
+    job = observer.row("select * from inspect(%s)", completing)
+    assert (job["status"], job["attempts"], job["last_failure_code"]) == (
+        "succeeded",
+        1,
+        None,
+    )
+
+
+def test_t03a_a_complete_rolled_back_after_its_lease_ran_out_frees_the_job(
+    completing, worker, rival
+):
+    rival.execute("select from claim('email')")
+
+    worker.execute("rollback")
+    lease = rival.row("select job_id, attempt from claim('email')")
+
+    assert lease == {"job_id": completing, "attempt": 2}
+
+
+# A complete that waits behind a reclaim (T03 b, c)
+
+
+@pytest.fixture
+def reclaiming(enqueue, claim, rival, expire):
+    """Hold a reclaim by ``spare-worker`` open; answers the job and the stale token."""
+    job_id = enqueue()
+    _, stale = claim()
+    expire(job_id)
+    rival.execute("begin")
+    rival.execute("select from claim('email')")
+    return job_id, stale
+
+
+@pytest.mark.parametrize("verb", ONE)
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_t03bc_a_stale_worker_that_waited_for_a_reclaim_has_lost_its_lease(
+    verb, ending, reclaiming, worker, rival, owner, blocked, background, state
+):
+    job_id, stale = reclaiming
+    answer = background(worker.value, ONE[verb], job_id, stale)
+    blocked(worker, rival)
+    rival.execute(ending)
+
+    with worker.refusing("LJ004"):
+        answer.result()
+
+    live = owner.row("select lease_owner, attempt from live_job")
+    assert live == (
+        {"lease_owner": "spare-worker", "attempt": 2}
+        if ending == "commit"
+        else {"lease_owner": "email-worker", "attempt": 1}
+    )
+    assert len(state()["attempt"]) == (1 if ending == "commit" else 0)
+
+
+@pytest.mark.parametrize("verb", WAITING)
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_t03bc_a_stale_batch_that_waited_for_a_reclaim_has_lost_its_lease(
+    verb, ending, reclaiming, worker, rival, owner, blocked, background
+):
+    job_id, stale = reclaiming
+    answer = background(worker.value, WAITING[verb], job_id, stale)
+    blocked(worker, rival)
+
+    rival.execute(ending)
+
+    assert answer.result() == "invalid_lease"
+    assert (
+        owner.value("select count(*) from attempt where outcome <> %s", "lease_expired")
+        == 0
+    )
+    assert owner.value("select lease_owner from live_job") == (
+        "spare-worker" if ending == "commit" else "email-worker"
+    )
+
+
+# The lease runs out while a call waits for the row
+
+
+@pytest.mark.parametrize("verb", [*ONE, *WAITING])
+@pytest.mark.parametrize("touched", [True, False])
+def test_t17_a_lease_that_runs_out_while_the_call_waits_for_the_row_is_lost(
+    verb,
+    touched,
+    enqueue,
+    claim,
+    worker,
+    hold,
+    lapse_soon,
+    pass_by,
+    blocked,
+    background,
+):
+    job_id = enqueue()
+    _, token = claim()
+    lapses = None if touched else lapse_soon(job_id)
+    holder = hold(job_id)
+    answer = background(worker.value, (ONE | WAITING)[verb], job_id, token)
+    blocked(worker, holder)
+
+    if touched:
+        holder.execute(
+            "update live_job set lease_expires_at = clock_timestamp() where job_id = %s",
+            (job_id,),
+        )
+    else:
+        pass_by(lapses)
+    holder.execute("commit")
+
+    if verb in ONE:
+        with worker.refusing("LJ004"):
+            answer.result()
+    else:
+        assert answer.result() == "invalid_lease"
+    assert holder.value("select count(*) from attempt") == 0
+    assert holder.value("select lease_owner from live_job") == "email-worker"
+
+
+@pytest.mark.parametrize("verb", [*ONE, *WAITING])
+def test_a_call_that_waited_for_a_lock_that_changed_nothing_goes_through(
+    verb, enqueue, claim, worker, hold, blocked, background
+):
+    job_id = enqueue()
+    _, token = claim()
+    holder = hold(job_id)
+    answer = background(worker.value, (ONE | WAITING)[verb], job_id, token)
+    blocked(worker, holder)
+
+    holder.execute("commit")
+
+    assert answer.result() not in (None, "invalid_lease")
+
+
+def test_t17_a_renewal_that_waited_is_of_full_length_from_the_end_of_the_wait(
+    enqueue, claim, worker, owner, hold, blocked, background, pass_by
+):
+    job_id = enqueue()
+    _, token = claim()
+    holder = hold(job_id)
+    answer = background(worker.value, ONE["renew"], job_id, token)
+    blocked(worker, holder)
+    pass_by(owner.value("select clock_timestamp() + interval '300 ms'"))
+    released = owner.value("select clock_timestamp()")
+
+    holder.execute("commit")
+
+    assert (answer.result() - released).total_seconds() >= 30
+
+
+def test_t17_a_back_off_counts_from_the_end_of_the_wait(
+    enqueue, claim, worker, owner, hold, blocked, background, pass_by
+):
+    job_id = enqueue()
+    _, token = claim()
+    holder = hold(job_id)
+    answer = background(
+        worker.value,
+        "select available_at from fail(%s, %s, 'smtp.down', true)",
+        job_id,
+        token,
+    )
+    blocked(worker, holder)
+    pass_by(owner.value("select clock_timestamp() + interval '300 ms'"))
+    released = owner.value("select clock_timestamp()")
+
+    holder.execute("commit")
+
+    assert (answer.result() - released).total_seconds() >= 5
+
+
+# Only the holder of the lease takes or waits for the row's lock
+
+
+@pytest.mark.parametrize("verb", [*ONE, *MANY])
+@pytest.mark.parametrize("forgery", ["garbage token", "another worker"])
+def test_a_call_without_the_lease_answers_at_once_while_the_row_is_locked(
+    verb, forgery, enqueue, claim, worker, rival, hold, impatient
+):
+    job_id = enqueue()
+    _, token = claim()
+    hold(job_id)
+    caller, shown = {
+        "garbage token": (worker, f"job_lease_{'0' * 64}"),
+        "another worker": (rival, token),
+    }[forgery]
+    impatient(caller)
+
+    if verb in ONE:
+        with caller.refusing("LJ004"):
+            caller.execute(ONE[verb], (job_id, shown))
+    else:
+        assert caller.value(MANY[verb], job_id, shown) == "invalid_lease"
+
+
+@pytest.mark.parametrize("verb", MANY)
+@pytest.mark.parametrize("forgery", ["garbage token", "another worker"])
+def test_a_batch_without_the_lease_locks_nobodys_row(
+    verb, forgery, enqueue, claim, worker, rival, connect, impatient
+):
+    job_id = enqueue()
+    _, token = claim()
+    caller, shown = {
+        "garbage token": (connect("email-worker"), f"job_lease_{'0' * 64}"),
+        "another worker": (rival, token),
+    }[forgery]
+    caller.execute("begin")
+    caller.execute(MANY[verb], (job_id, shown))
+
+    completed = impatient(worker).value("select complete(%s, %s)", job_id, token)
+    caller.execute("rollback")
+
+    assert completed
+
+
+# renew_many passes over what somebody holds
+
+
+def test_renew_many_is_busy_with_a_job_being_completed_and_renews_the_rest(
+    enqueue, claim, worker, colleague, impatient, owner
+):
+    enqueue(), enqueue(), enqueue()
+    leases = [claim() for _ in range(3)]
+    worker.execute("begin")
+    worker.execute("select complete(%s, %s)", leases[1])
+    called = owner.value("select clock_timestamp()")
+
+    items = impatient(colleague).rows(
+        "select position, job_id, outcome, lease_expires_at from renew_many(%s, %s)",
+        [job_id for job_id, _ in leases],
+        [token for _, token in leases],
+    )
+    worker.execute("commit")
+
+    assert [item[:3] for item in items] == [
+        (1, leases[0][0], "renewed"),
+        (2, leases[1][0], "busy"),
+        (3, leases[2][0], "renewed"),
+    ]
+    assert items[1][3] is None
+    assert all((items[i][3] - called).total_seconds() >= 30 for i in (0, 2))
+
+
+def test_a_lease_that_was_busy_is_lost_or_kept_as_its_complete_ends(
+    enqueue, claim, worker, colleague
+):
+    enqueue(), enqueue()
+    kept, ended = claim(), claim()
+    worker.execute("begin")
+    worker.execute("select complete(%s, %s)", kept)
+    worker.execute("rollback")
+    worker.execute("select complete(%s, %s)", ended)
+
+    outcomes = colleague.rows(
+        "select outcome from renew_many(%s, %s)",
+        [kept[0], ended[0]],
+        [kept[1], ended[1]],
+    )
+
+    assert outcomes == [("renewed",), ("invalid_lease",)]
+
+
+def test_renew_many_in_flight_keeps_another_worker_from_reclaiming(
+    enqueue, claim, worker, rival, lapse_soon, pass_by, impatient
+):
+    job_id = enqueue()
+    _, token = claim()
+    lapses = lapse_soon(job_id)
+    worker.execute("begin")
+    renewed = worker.value(MANY["renew_many"], job_id, token)
+    pass_by(lapses)
+
+    meanwhile = impatient(rival).rows("select from claim('email')")
+    worker.execute("commit")
+    afterwards = rival.rows("select from claim('email')")
+
+    assert renewed == "renewed"
+    assert (meanwhile, afterwards) == ([], [])
+
+
+# Two answers to one lease at the same time
+
+COMPLETES = {
+    "complete": "select complete(%s, %s)::text",
+    "complete_many": MANY["complete_many"],
+}
+FAILS = {
+    "fail": "select status from fail(%s, %s, 'smtp.down', true)",
+    "fail_many": MANY["fail_many"],
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [*itertools.product(COMPLETES, COMPLETES)]
+)
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_two_completes_at_once_are_both_told_yes_and_leave_one_row_of_evidence(
+    first, second, ending, enqueue, claim, worker, colleague, owner, blocked, background
+):
+    job_id = enqueue()
+    _, token = claim()
+    worker.execute("begin")
+    mine = worker.value(COMPLETES[first], job_id, token)
+    answer = background(colleague.value, COMPLETES[second], job_id, token)
+    blocked(colleague, worker)
+
+    worker.execute(ending)
+
+    assert {mine, answer.result()} <= {"true", "completed"}
+    assert owner.rows("select job_id, attempt, outcome from attempt") == [
+        (job_id, 1, "succeeded")
+    ]
+    assert owner.value("select count(*) from live_job") == 0
+
+
+@pytest.mark.parametrize(("first", "second"), [*itertools.product(FAILS, FAILS)])
+def test_two_equal_fails_at_once_are_told_the_same_and_count_once(
+    first, second, enqueue, claim, worker, colleague, owner, blocked, background
+):
+    job_id = enqueue()
+    _, token = claim()
+    worker.execute("begin")
+    mine = worker.value(FAILS[first], job_id, token)
+    answer = background(colleague.value, FAILS[second], job_id, token)
+    blocked(colleague, worker)
+
+    worker.execute("commit")
+
+    assert (mine, answer.result()) == ("queued", "queued")
+    assert owner.rows("select attempt, outcome from attempt") == [(1, "retried")]
+    assert owner.value("select attempt from live_job") == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [*itertools.product(COMPLETES, FAILS), *itertools.product(FAILS, COMPLETES)],
+)
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_of_a_complete_and_a_fail_under_one_lease_exactly_one_wins(
+    first, second, ending, enqueue, claim, worker, colleague, owner, blocked, background
+):
+    verbs = COMPLETES | FAILS
+    job_id = enqueue()
+    _, token = claim()
+    worker.execute("begin")
+    worker.execute(verbs[first], (job_id, token))
+    answer = background(colleague.value, verbs[second], job_id, token)
+    blocked(colleague, worker)
+
+    worker.execute(ending)
+
+    if ending == "rollback":
+        assert answer.result() in {"true", "completed", "queued"}
+    elif second in MANY:
+        assert answer.result() == "invalid_lease"
+    else:
+        with colleague.refusing("LJ004"):
+            answer.result()
+    winner = first if ending == "commit" else second
+    assert owner.rows("select outcome from attempt") == [
+        ("succeeded" if winner in COMPLETES else "retried",)
+    ]
+    assert owner.value("select count(*) from live_job") == (winner in FAILS)
+
+
+@pytest.mark.parametrize("verb", COMPLETES)
+def test_a_renewal_that_waited_for_a_complete_is_told_the_lease_has_ended(
+    verb, enqueue, claim, worker, colleague, blocked, background
+):
+    job_id = enqueue()
+    _, token = claim()
+    worker.execute("begin")
+    worker.execute(COMPLETES[verb], (job_id, token))
+    answer = background(colleague.value, ONE["renew"], job_id, token)
+    blocked(colleague, worker)
+    worker.execute("commit")
+
+    with colleague.refusing("LJ004"):
+        answer.result()

@@ -1,0 +1,335 @@
+"""What set-up refuses: callers that are no callers, and roles that are somebody's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from lenso_jobs.config import Configuration, ConfigurationError
+from lenso_jobs.errors import InvalidArgument
+from lenso_jobs.operator import setup
+
+BOOTSTRAP = Path(__file__).parents[2] / "sql" / "bootstrap.sql"
+KINDS = ("owner", "producer", "worker", "observer", "operator")
+FIELDS = pytest.mark.parametrize(
+    "field", ["producer_instances", "worker_instances", "observer_instances"]
+)
+
+
+def document(schema, prefix, **changes):
+    return {
+        "schema": schema,
+        "role_prefix": prefix,
+        "database_url_secret": "jobs/database-url",
+        "lease_seconds": 30,
+        "retry_base_seconds": 5,
+        "retry_max_seconds": 300,
+        "queues": ["email"],
+        "producer_instances": ["accounts"],
+        "worker_instances": ["email-worker"],
+    } | changes
+
+
+def bootstrap(session, fields):
+    """Run the DBA's script with this document, all or nothing."""
+    with session.transaction():
+        session.execute(
+            "select set_config('lenso_jobs.document', %s, true)", (json.dumps(fields),)
+        )
+        session.execute(BOOTSTRAP.read_bytes())
+
+
+@pytest.fixture
+def fresh():
+    """A role prefix nobody has; its roles are dropped at the end."""
+    prefix = f"fresh_{uuid4().hex[:10]}"
+    yield prefix
+    with psycopg.connect(
+        os.environ["LENSO_JOBS_TEST_SERVER"], autocommit=True
+    ) as connection:
+        for kind in KINDS:
+            connection.execute(f"drop role if exists {prefix}_{kind}")
+
+
+@pytest.fixture
+def elsewhere(fresh, new_database):
+    """Make an empty database, dropped before the roles of ``fresh`` are."""
+    return new_database
+
+
+@pytest.fixture
+def made(owner, fresh):
+    """What a bootstrap would have left: schemas, and roles of the fresh prefix."""
+
+    def made():
+        return owner.rows(
+            "select nspname::text from pg_namespace where nspname = 'jobs_other'"
+            " union all select rolname from pg_roles where rolname ^@ %s",
+            fresh,
+        )
+
+    return made
+
+
+@FIELDS
+@pytest.mark.parametrize(
+    "name",
+    [
+        "none",
+        "NONE",
+        "public",
+        "Public",
+        "pg_monitor",
+        "PG_mine",
+        "",
+        "x" * 64,
+        "é" * 32,
+    ],
+)
+def test_bootstrap_refuses_a_caller_whose_name_is_no_role_name(
+    field, name, fresh, connect, made
+):
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh, **{field: [name]}))
+
+    assert made() == []
+
+
+@FIELDS
+def test_bootstrap_refuses_a_superuser_as_a_caller(
+    field, fresh, connect, new_role, made
+):
+    admin = connect()
+    superuser = new_role(attributes="superuser nologin")
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh, **{field: [superuser]}))
+
+    assert made() == []
+
+
+@FIELDS
+@pytest.mark.parametrize("kind", KINDS)
+def test_bootstrap_refuses_the_instances_own_roles_as_callers(
+    field, kind, fresh, connect, made
+):
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh, **{field: [f"{fresh}_{kind}"]}))
+
+    assert made() == []
+
+
+@FIELDS
+@pytest.mark.parametrize("kind", KINDS)
+def test_bootstrap_refuses_another_instances_roles_as_callers(
+    field, kind, fresh, prefix, connect, made
+):
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh, **{field: [f"{prefix}_{kind}"]}))
+
+    assert made() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "public", "pg_monitor", "", "x" * 64, "jobs_own_producer"]
+)
+def test_the_document_is_refused_before_a_server_is_reached(name):
+    fields = document("jobs_other", "jobs_own", worker_instances=[name])
+
+    with pytest.raises(ConfigurationError):
+        Configuration.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("which", ["superuser", "another Instance's group"])
+def test_set_up_refuses_callers_that_only_the_server_can_know(
+    which, fresh, prefix, conninfo, new_role, made
+):
+    name = {
+        "superuser": new_role(attributes="superuser nologin"),
+        "another Instance's group": f"{prefix}_producer",
+    }[which]
+    fields = document("jobs_other", fresh, worker_instances=[name])
+
+    with pytest.raises(InvalidArgument):
+        setup(Configuration.from_json(json.dumps(fields)), conninfo)
+
+    assert made() == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    ["public", "pg_jobs", "information_schema", "Jobs", "jobs-eu", "", "x" * 49],
+)
+def test_bootstrap_refuses_a_schema_or_prefix_that_is_no_plain_name(
+    schema, fresh, connect, made
+):
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document(schema, fresh))
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", schema))
+
+    assert made() == []
+
+
+def test_bootstrap_refuses_a_schema_that_is_somebody_elses(fresh, connect, owner):
+    owner.execute("create schema jobs_other")
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert (
+        owner.value(
+            "select nspowner::regrole::text from pg_namespace where nspname = 'jobs_other'"
+        )
+        == "postgres"
+    )
+
+
+# Group roles are one Instance's
+
+
+def test_set_up_refuses_the_group_roles_of_an_instance_in_another_schema(
+    prefix, conninfo, owner
+):
+    fields = document("jobs_other", prefix)
+
+    with pytest.raises(InvalidArgument) as refusal:
+        setup(Configuration.from_json(json.dumps(fields)), conninfo)
+
+    assert "role_prefix" in refusal.value.hint
+    assert owner.value("select to_regnamespace('jobs_other')") is None
+
+
+def test_set_up_refuses_the_group_roles_of_an_instance_in_another_database(
+    prefix, elsewhere, conninfo
+):
+    other = elsewhere()
+    fields = document("jobs_email", prefix)
+
+    with pytest.raises(InvalidArgument) as refusal:
+        setup(Configuration.from_json(json.dumps(fields)), other)
+
+    assert "role_prefix" in refusal.value.hint
+    with psycopg.connect(other) as connection:
+        (schema,) = connection.execute(
+            "select to_regnamespace('jobs_email')"
+        ).fetchone()
+    assert schema is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("holding", ["owns", "was granted"])
+def test_set_up_refuses_a_group_role_that_holds_something_in_another_database(
+    kind, holding, fresh, elsewhere, connect, made
+):
+    with psycopg.connect(elsewhere(), autocommit=True) as other:
+        other.execute(f"create role {fresh}_{kind}")
+        other.execute("create table secret (field text)")
+        other.execute(
+            f"alter table secret owner to {fresh}_{kind}"
+            if holding == "owns"
+            else f"grant select on secret to {fresh}_{kind}"
+        )
+    admin = connect()
+
+    with admin.refusing("LJ007") as refusal:
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert "role_prefix" in refusal.value.diag.message_hint
+    assert made() == [(f"{fresh}_{kind}",)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_set_up_refuses_a_group_role_that_is_a_superuser(kind, fresh, connect, owner):
+    owner.execute(f"create role {fresh}_{kind} superuser")
+    admin = connect()
+
+    with admin.refusing("LJ007") as refusal:
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert "role_prefix" in refusal.value.diag.message_hint
+
+
+@pytest.mark.parametrize(
+    ("group", "member"),
+    [
+        ("owner", "producer"),
+        ("owner", "operator"),
+        ("producer", "worker"),
+        ("worker", "producer"),
+        ("operator", "observer"),
+    ],
+)
+def test_set_up_refuses_group_roles_that_are_members_of_each_other(
+    group, member, fresh, connect, owner
+):
+    owner.execute(f"create role {fresh}_{group}")
+    owner.execute(f"create role {fresh}_{member} in role {fresh}_{group}")
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert owner.value("select to_regnamespace('jobs_other')") is None
+
+
+# Roles that exist are used as they are
+
+
+def test_t35_a_caller_that_exists_keeps_its_password_attributes_and_memberships(
+    fresh, new_role, connect, conninfo, owner
+):
+    club = new_role(attributes="nologin")
+    name = new_role(
+        attributes="login createdb connection limit 7 password 'p' valid until '2099-1-1'",
+        members_of=[club],
+    )
+    before = owner.rows("select * from pg_authid where rolname = %s", name)
+    fields = document("jobs_other", fresh, producer_instances=[name])
+
+    for _ in range(2):
+        bootstrap(connect(), fields)
+
+    assert owner.rows("select * from pg_authid where rolname = %s", name) == before
+    assert owner.rows(
+        "select roleid::regrole::text from pg_auth_members as m"
+        " join pg_roles as r on r.oid = m.member where r.rolname = %s order by 1",
+        name,
+    ) == sorted([(club,), (f"{fresh}_producer",)])
+    owner.execute("drop schema jobs_other cascade")
+
+
+def test_a_caller_that_does_not_exist_is_made_without_a_login(
+    fresh, new_role, connect, owner
+):
+    name = new_role()
+    owner.execute(f'drop role "{name}"')
+
+    bootstrap(connect(), document("jobs_other", fresh, worker_instances=[name]))
+
+    assert owner.row(
+        "select rolcanlogin, rolsuper, rolcreaterole, rolinherit, rolpassword"
+        " from pg_authid where rolname = %s",
+        name,
+    ) == {
+        "rolcanlogin": False,
+        "rolsuper": False,
+        "rolcreaterole": False,
+        "rolinherit": True,
+        "rolpassword": None,
+    }
+    owner.execute("drop schema jobs_other cascade")
