@@ -830,6 +830,24 @@ for each statement execute function _publish_declarations();
 create or replace trigger instance_is_published
 after insert on instance
 for each statement execute function _publish_declarations();
+create or replace function _require_producer()
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if not exists (
+        select from instance as i where _caller() = any (i.producers)
+    ) then
+        raise exception using
+            errcode = '42501',
+            message = format('role %I is not a declared producer', _caller()),
+            hint    = 'SET ROLE to a role that producer_instances names.';
+    end if;
+end;
+$$;
+comment on function _require_producer() is
+'Refuses whoever is not a declared producer (42501).';
 create or replace function _require_queue(p_queue text)
 returns void
 language plpgsql
@@ -1192,6 +1210,7 @@ begin
     if _is_plainly_sound(
         p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
     ) is not true then
+        perform _require_producer();
         v_fault := _job_fault(
             p_queue, p_kind, p_payload,
             p_idempotency_key, p_available_at, p_max_attempts
@@ -1223,14 +1242,7 @@ begin
             return v_answer;
         end if;
 
-        if not exists (
-            select from instance as i where _caller() = any (i.producers)
-        ) then
-            raise exception using
-                errcode = '42501',
-                message = format('role %I is not a declared producer', _caller()),
-                hint    = 'SET ROLE to a role that producer_instances names.';
-        end if;
+        perform _require_producer();
         if not exists (select from instance as i where p_queue = any (i.queues)) then
             v_fault := coalesce(
                 v_fault,
@@ -1287,7 +1299,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller text;
+    v_caller text        := _caller();
     v_queues text[];
     v_now    timestamptz := clock_timestamp();
     v_ids    uuid[];
@@ -1295,15 +1307,8 @@ declare
     v_count  integer;
     v_items  enqueued_item[];
 begin
-    select _caller(), i.queues into v_caller, v_queues
-    from instance as i
-    where _caller() = any (i.producers);
-    if not found then
-        raise exception using
-            errcode = '42501',
-            message = format('role %I is not a declared producer', _caller()),
-            hint    = 'SET ROLE to a role that producer_instances names.';
-    end if;
+    perform _require_producer();
+    select i.queues into v_queues from instance as i;
     if (jsonb_typeof(p_jobs) = 'array') is not true then
         raise exception using errcode = 'LJ001', message = 'jobs must be a JSON array';
     end if;

@@ -23,6 +23,7 @@ begin
     if _is_plainly_sound(
         p_kind, p_payload, p_idempotency_key, p_available_at, p_max_attempts
     ) is not true then
+        perform _require_producer();
         v_fault := _job_fault(
             p_queue, p_kind, p_payload,
             p_idempotency_key, p_available_at, p_max_attempts
@@ -54,14 +55,7 @@ begin
             return v_answer;
         end if;
 
-        if not exists (
-            select from instance as i where _caller() = any (i.producers)
-        ) then
-            raise exception using
-                errcode = '42501',
-                message = format('role %I is not a declared producer', _caller()),
-                hint    = 'SET ROLE to a role that producer_instances names.';
-        end if;
+        perform _require_producer();
         if not exists (select from instance as i where p_queue = any (i.queues)) then
             v_fault := coalesce(
                 v_fault,

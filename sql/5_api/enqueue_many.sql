@@ -13,7 +13,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller text;
+    v_caller text        := _caller();
     v_queues text[];
     v_now    timestamptz := clock_timestamp();
     v_ids    uuid[];
@@ -21,15 +21,8 @@ declare
     v_count  integer;
     v_items  enqueued_item[];
 begin
-    select _caller(), i.queues into v_caller, v_queues
-    from instance as i
-    where _caller() = any (i.producers);
-    if not found then
-        raise exception using
-            errcode = '42501',
-            message = format('role %I is not a declared producer', _caller()),
-            hint    = 'SET ROLE to a role that producer_instances names.';
-    end if;
+    perform _require_producer();
+    select i.queues into v_queues from instance as i;
     if (jsonb_typeof(p_jobs) = 'array') is not true then
         raise exception using errcode = 'LJ001', message = 'jobs must be a JSON array';
     end if;

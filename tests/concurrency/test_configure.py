@@ -16,7 +16,8 @@ CONFIGURE = "select configure(%s::jsonb)"
 ENQUEUE = "select enqueue('slow', 'send', '{}', 'k')"
 ENQUEUE_MANY = (
     "select outcome from enqueue_many(jsonb_build_array(jsonb_build_object("
-    " 'queue', 'slow', 'kind', 'send', 'payload', '{}'::jsonb, 'idempotency_key', 'k')))"
+    " 'queue', 'slow', 'kind', 'send', 'payload', '{}'::jsonb,"
+    " 'idempotency_key', 'k')))"
 )
 
 

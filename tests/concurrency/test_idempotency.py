@@ -10,7 +10,8 @@ import pytest
 ONE = "select job_id, created from enqueue('email', 'send', %s, %s)"
 MANY = (
     "select job_id, outcome from enqueue_many(jsonb_build_array(jsonb_build_object("
-    " 'queue', 'email', 'kind', 'send', 'payload', %s::jsonb, 'idempotency_key', %s::text)))"
+    " 'queue', 'email', 'kind', 'send', 'payload', %s::jsonb,"
+    " 'idempotency_key', %s::text)))"
 )
 VERBS = pytest.mark.parametrize("verb", ["enqueue", "enqueue_many"])
 

@@ -12,7 +12,9 @@ ONE = {
     "fail": "select fail(%s, %s, 'smtp.down', true)",
 }
 MANY = {
-    "renew_many": "select outcome from renew_many(array[%s]::uuid[], array[%s]::text[])",
+    "renew_many": (
+        "select outcome from renew_many(array[%s]::uuid[], array[%s]::text[])"
+    ),
     "complete_many": (
         "select outcome from complete_many(array[%s]::uuid[], array[%s]::text[])"
     ),
@@ -158,7 +160,8 @@ def test_t17_a_lease_that_runs_out_while_the_call_waits_for_the_row_is_lost(
 
     if touched:
         holder.execute(
-            "update live_job set lease_expires_at = clock_timestamp() where job_id = %s",
+            "update live_job set lease_expires_at = clock_timestamp()"
+            " where job_id = %s",
             (job_id,),
         )
     else:

@@ -211,7 +211,8 @@ def gated_purge(owner, operator):
         " alter table attempt enable row level security;"
         " alter table attempt force row level security;"
         " create policy open on attempt using (true) with check (true);"
-        " create policy gated on attempt as restrictive for select using (public.gate())"
+        " create policy gated on attempt as restrictive for select"
+        "  using (public.gate())"
     )
 
 

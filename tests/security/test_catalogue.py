@@ -14,15 +14,18 @@ from lenso_jobs.operator import setup
 
 # Everything of a schema that has an access list, and the one it has by default.
 GRANTS = """
-    select o.kind, o.name, coalesce(g.grantee::regrole::text, 'public'), g.privilege_type
+    select o.kind, o.name, g.privilege_type
     from (
-        select 'schema', n.nspname::text, coalesce(n.nspacl, acldefault('n', n.nspowner))
+        select 'schema', n.nspname::text,
+            coalesce(n.nspacl, acldefault('n', n.nspowner))
         from pg_namespace as n where n.nspname = %(schema)s
         union all
         select 'relation', c.relname,
             coalesce(
                 c.relacl,
-                acldefault(case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner)
+                acldefault(
+                    case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner
+                )
             )
         from pg_class as c
         where c.relnamespace = %(schema)s::regnamespace and c.relkind not in ('i', 'c')

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from lenso_jobs.config import Configuration, ConfigurationError
 from lenso_jobs.errors import InvalidArgument
@@ -193,7 +194,8 @@ def test_bootstrap_refuses_a_schema_that_is_somebody_elses(fresh, connect, owner
 
     assert (
         owner.value(
-            "select nspowner::regrole::text from pg_namespace where nspname = 'jobs_other'"
+            "select nspowner::regrole::text from pg_namespace"
+            " where nspname = 'jobs_other'"
         )
         == "postgres"
     )
@@ -253,6 +255,28 @@ def test_set_up_refuses_a_group_role_that_holds_something_in_another_database(
     assert made() == [(f"{fresh}_{kind}",)]
 
 
+def test_a_bootstrap_waits_for_one_elsewhere_that_reaches_for_the_same_roles(
+    fresh, elsewhere, connect, owner, blocked, background
+):
+    for kind in KINDS:
+        owner.execute(f"create role {fresh}_{kind}")
+    first = connect(dbname=conninfo_to_dict(elsewhere())["dbname"])
+    second = connect(dbname=conninfo_to_dict(elsewhere())["dbname"])
+    fields = document("jobs_other", fresh)
+    first.execute("begin")
+    bootstrap(first, fields)
+    answer = background(bootstrap, second, fields)
+    blocked(second, first)
+
+    first.execute("commit")
+
+    assert answer.exception() is not None
+    with second.refusing("LJ007") as refusal:
+        bootstrap(second, fields)
+    assert "role_prefix" in refusal.value.diag.message_hint
+    assert second.value("select to_regnamespace('jobs_other')") is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_set_up_refuses_a_group_role_that_is_a_superuser(kind, fresh, connect, owner):
     owner.execute(f"create role {fresh}_{kind} superuser")
@@ -295,7 +319,9 @@ def test_t35_a_caller_that_exists_keeps_its_password_attributes_and_memberships(
 ):
     club = new_role(attributes="nologin")
     name = new_role(
-        attributes="login createdb connection limit 7 password 'p' valid until '2099-1-1'",
+        attributes=(
+            "login createdb connection limit 7 password 'p' valid until '2099-1-1'"
+        ),
         members_of=[club],
     )
     before = owner.rows("select * from pg_authid where rolname = %s", name)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # and finds the work done when it looks again.
 _COLLISIONS = {"23505", "40P01", "42710", "42P06", "XX000"}
 _TRIES = 10
+_PATIENCE = "60s"
 
 
 class OperatorError(RuntimeError):
@@ -94,6 +95,7 @@ def connected(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
         conninfo, autocommit=True, application_name="lenso-jobs"
     ) as connection:
         connection.execute("set default_transaction_isolation = 'read committed'")
+        connection.execute(f"set lock_timeout = '{_PATIENCE}'")
         yield connection
 
 
@@ -101,9 +103,18 @@ def connected(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
 def exclusively(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[None]:
-    """Wait for any other operator at work on this Instance."""
+    """Wait for any other operator at work on this Instance, but not for ever.
+
+    Anybody who may connect can hold the key, so the wait has an end.
+    """
     key = f"lenso-jobs operator {configuration.schema_}"
-    connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+    try:
+        connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+    except psycopg.errors.LockNotAvailable:
+        raise OperatorError(
+            f"another session has been at work on {configuration.schema_} for "
+            f"{_PATIENCE}; look for its advisory lock in pg_locks, and run this again"
+        ) from None
     try:
         yield
     finally:
