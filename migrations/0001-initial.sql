@@ -12,6 +12,15 @@ declare
         where n.nspname = current_schema()
     );
 begin
+    -- Outside a transaction the first statement, and all that is set below, is forgotten
+    -- at once, and the rest would be made by whoever is connected.
+    if current_setting('lock_timeout') <> '5s' then
+        raise exception using
+            errcode = 'LJ008',
+            message = 'a migration must be applied in one transaction',
+            hint    = 'With psql: -1 -v ON_ERROR_STOP=1.';
+    end if;
+
     if (
         select count(*) = 4
         from pg_roles as r
@@ -174,11 +183,12 @@ comment on type inspected_job is
 'What inspect answers: the durable evidence of one job, without payload or key.';
 -- The map. A job is three facts with three lifetimes.
 --
---   job        what a producer asked for. Written once by enqueue, never updated,
---              deleted by purge.
+--   job        what a producer asked for. Written once by enqueue, never changed,
+--              deleted by purge; redrive rewrites it as it is, for a lock.
 --   live_job   a job that has not ended. The only rows that are updated, and as few of
 --              them as there are jobs still to do.
---   attempt    what became of each attempt. Written once, as the attempt ends.
+--   attempt    what became of each attempt. Written once, as the attempt ends, never
+--              changed, deleted with its job.
 --
 -- Status is derived, never stored:
 --
@@ -246,9 +256,11 @@ comment on column instance.queues is
 'claim run for every job: one row of one table tells them what three would.';
 comment on column instance.producers is 'The names in caller that are producers.';
 comment on column instance.workers is 'The names in caller that are workers.';
-comment on column instance.notify is 'Whether enqueue may wake waiting workers.';
+comment on column instance.notify is
+'Whether enqueue may wake waiting workers. Recorded; nothing sends a wake-up yet.';
 comment on column instance.retention_seconds is
-'How long ended jobs are meant to be kept; NULL: until somebody purges them.';
+'How long ended jobs are meant to be kept; NULL: for ever. Recorded; nothing is purged '
+'unless somebody calls purge.';
 
 create table if not exists queue (
     queue text collate "C" not null,
@@ -487,6 +499,9 @@ as $$
 declare
     v_field text;
 begin
+    if (jsonb_typeof(p_document) = 'object') is not true then
+        return 'the document must be a JSON object';
+    end if;
     select k.name into v_field
     from jsonb_object_keys(p_document) as k (name)
     where k.name not in (
@@ -517,6 +532,13 @@ begin
             return format('%s must be a whole number', v_field);
         end if;
     end loop;
+
+    if jsonb_typeof(p_document -> 'retry_jitter') <> 'number' then
+        return 'retry_jitter must be a number';
+    end if;
+    if jsonb_typeof(p_document -> 'notify') <> 'boolean' then
+        return 'notify must be true or false';
+    end if;
 
     foreach v_field in array array[
         'queues', 'producer_instances', 'worker_instances', 'observer_instances'
@@ -661,7 +683,7 @@ comment on function _is_plainly_sound(text, jsonb, text, timestamptz, integer) i
 'Whether a small job to run at once is within every limit; its queue is not looked at.';
 -- The names are proved together, and told apart only when one is wrong. The payload is
 -- looked at in an order that keeps hostile documents cheap: its size once detoasted
--- (what the concatenation is for; stored, JSON takes at most four times its text), then
+-- (what the concatenation is for; JSON is never stored in eight times its text), then
 -- depth, which bounds the walk, then the size and the digits of every number; and only
 -- then is text made of it.
 create or replace function _job_fault(
@@ -1932,8 +1954,9 @@ begin
     v_changes := v_changes + v_count;
 
     -- Whoever enqueues has read the instance's row and so holds the table until its
-    -- transaction ends: behind this lock every job of the queue can be seen. Every verb
-    -- waits behind whoever waits for it, hence the timeout above.
+    -- transaction ends: behind this lock every job of the queue can be seen, but for
+    -- those that a transaction with an older snapshot may still add. Every verb waits
+    -- behind whoever waits for it, hence the timeout above.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
         lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then
@@ -1971,6 +1994,10 @@ begin
         values (_caller(), 'configure', p_document, 0);
     end if;
     return v_changes > 0;
+exception when check_violation or numeric_value_out_of_range then
+    raise exception using
+        errcode = 'LJ007',
+        message = format('a value of the document is out of range: %s', sqlerrm);
 end;
 $$;
 comment on function configure(jsonb) is
@@ -2170,8 +2197,9 @@ $$;
 comment on function retire_expired(integer) is
 'Ends up to p_limit jobs whose last attempt''s lease ran out, as claim does while it '
 'passes, and answers how many; audited. Refuses other than 1 to 10000 jobs (LJ007).';
--- The whole permission model. Everything the owner has here is taken from everybody
--- else, then given out by this one list. The roles are found through the schema's
+-- The whole permission model. Everything the owner has here is taken from PUBLIC and
+-- from the Instance's groups, then given out by this one list; what somebody granted to
+-- another role stands, and check reports it. The roles are found through the schema's
 -- owner, so that no file names an Instance.
 do $$
 declare

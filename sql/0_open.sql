@@ -12,6 +12,15 @@ declare
         where n.nspname = current_schema()
     );
 begin
+    -- Outside a transaction the first statement, and all that is set below, is forgotten
+    -- at once, and the rest would be made by whoever is connected.
+    if current_setting('lock_timeout') <> '5s' then
+        raise exception using
+            errcode = 'LJ008',
+            message = 'a migration must be applied in one transaction',
+            hint    = 'With psql: -1 -v ON_ERROR_STOP=1.';
+    end if;
+
     if (
         select count(*) = 4
         from pg_roles as r

@@ -1,10 +1,11 @@
 -- The map. A job is three facts with three lifetimes.
 --
---   job        what a producer asked for. Written once by enqueue, never updated,
---              deleted by purge.
+--   job        what a producer asked for. Written once by enqueue, never changed,
+--              deleted by purge; redrive rewrites it as it is, for a lock.
 --   live_job   a job that has not ended. The only rows that are updated, and as few of
 --              them as there are jobs still to do.
---   attempt    what became of each attempt. Written once, as the attempt ends.
+--   attempt    what became of each attempt. Written once, as the attempt ends, never
+--              changed, deleted with its job.
 --
 -- Status is derived, never stored:
 --
@@ -72,9 +73,11 @@ comment on column instance.queues is
 'claim run for every job: one row of one table tells them what three would.';
 comment on column instance.producers is 'The names in caller that are producers.';
 comment on column instance.workers is 'The names in caller that are workers.';
-comment on column instance.notify is 'Whether enqueue may wake waiting workers.';
+comment on column instance.notify is
+'Whether enqueue may wake waiting workers. Recorded; nothing sends a wake-up yet.';
 comment on column instance.retention_seconds is
-'How long ended jobs are meant to be kept; NULL: until somebody purges them.';
+'How long ended jobs are meant to be kept; NULL: for ever. Recorded; nothing is purged '
+'unless somebody calls purge.';
 
 create table if not exists queue (
     queue text collate "C" not null,

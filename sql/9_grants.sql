@@ -1,5 +1,6 @@
--- The whole permission model. Everything the owner has here is taken from everybody
--- else, then given out by this one list. The roles are found through the schema's
+-- The whole permission model. Everything the owner has here is taken from PUBLIC and
+-- from the Instance's groups, then given out by this one list; what somebody granted to
+-- another role stands, and check reports it. The roles are found through the schema's
 -- owner, so that no file names an Instance.
 do $$
 declare

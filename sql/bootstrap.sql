@@ -1,6 +1,9 @@
--- Run by a DBA before the first migration, and again whenever the callers change: it
--- makes the schema, the Instance's roles and the callers' memberships, and no more. It
--- takes the configuration document from a setting, in psql for example
+-- Run by a DBA before the first migration, and again, before configure, whenever the
+-- callers change. It makes the schema, the Instance's roles and the callers'
+-- memberships, takes a membership back from a caller that is no longer declared, makes
+-- whoever runs it a member of the owner unless that is a superuser, and says in the
+-- owner's comment which database it belongs to. It takes the configuration document
+-- from a setting, in psql for example
 --
 --   \set document `cat jobs.json`
 --   select set_config('lenso_jobs.document', :'document', false);

@@ -8,6 +8,9 @@ as $$
 declare
     v_field text;
 begin
+    if (jsonb_typeof(p_document) = 'object') is not true then
+        return 'the document must be a JSON object';
+    end if;
     select k.name into v_field
     from jsonb_object_keys(p_document) as k (name)
     where k.name not in (
@@ -38,6 +41,13 @@ begin
             return format('%s must be a whole number', v_field);
         end if;
     end loop;
+
+    if jsonb_typeof(p_document -> 'retry_jitter') <> 'number' then
+        return 'retry_jitter must be a number';
+    end if;
+    if jsonb_typeof(p_document -> 'notify') <> 'boolean' then
+        return 'notify must be true or false';
+    end if;
 
     foreach v_field in array array[
         'queues', 'producer_instances', 'worker_instances', 'observer_instances'

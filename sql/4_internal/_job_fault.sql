@@ -1,6 +1,6 @@
 -- The names are proved together, and told apart only when one is wrong. The payload is
 -- looked at in an order that keeps hostile documents cheap: its size once detoasted
--- (what the concatenation is for; stored, JSON takes at most four times its text), then
+-- (what the concatenation is for; JSON is never stored in eight times its text), then
 -- depth, which bounds the walk, then the size and the digits of every number; and only
 -- then is text made of it.
 create or replace function _job_fault(

@@ -66,8 +66,9 @@ begin
     v_changes := v_changes + v_count;
 
     -- Whoever enqueues has read the instance's row and so holds the table until its
-    -- transaction ends: behind this lock every job of the queue can be seen. Every verb
-    -- waits behind whoever waits for it, hence the timeout above.
+    -- transaction ends: behind this lock every job of the queue can be seen, but for
+    -- those that a transaction with an older snapshot may still add. Every verb waits
+    -- behind whoever waits for it, hence the timeout above.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
         lock table instance in access exclusive mode;
         if exists (select from live_job as l where l.queue <> all (v_queues)) then
@@ -105,6 +106,10 @@ begin
         values (_caller(), 'configure', p_document, 0);
     end if;
     return v_changes > 0;
+exception when check_violation or numeric_value_out_of_range then
+    raise exception using
+        errcode = 'LJ007',
+        message = format('a value of the document is out of range: %s', sqlerrm);
 end;
 $$;
 comment on function configure(jsonb) is

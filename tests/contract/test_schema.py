@@ -198,6 +198,25 @@ def test_a_migration_outside_an_instance_is_refused(new_database, schema):
         ).fetchone() == (0,)
 
 
+def test_a_migration_outside_a_transaction_is_refused_before_it_makes_anything(
+    new_database, role_prefix
+):
+    conninfo = new_database(role_prefix)
+    first, second, *_ = re.split(
+        r"(?<=;)\n\n(?=\S)", (ROOT / "sql" / "0_open.sql").read_text(encoding="utf-8")
+    )
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        bootstrap(connection, configuration(role_prefix))
+        connection.execute("set search_path = jobs_email")
+
+        connection.execute(first)
+        with pytest.raises(psycopg.Error) as caught:
+            connection.execute(second)
+
+    assert caught.value.sqlstate == "LJ008"
+    assert "psql: -1" in caught.value.diag.message_hint
+
+
 def test_a_database_owner_without_superuser_can_set_up(new_database, dump, role_prefix):
     of = configuration(role_prefix)
     name = f"{role_prefix}_dba"

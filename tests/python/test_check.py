@@ -55,6 +55,11 @@ DRIFT = {
     "update caller set is_worker = true where caller = 'accounts'": (
         "caller accounts is not declared"
     ),
+    "update instance set workers = '{{accounts}}'": "what instance repeats",
+    "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+    " values (gen_random_uuid(), clock_timestamp(), 0, 1, 'gone')": (
+        "queue gone has live jobs and is not declared"
+    ),
     "delete from _yoyo_migration": "migration 0001-initial is pending",
     "update _yoyo_migration set migration_id = '9999-later'": (
         "migration 9999-later is not part of this release"
@@ -88,6 +93,26 @@ def test_check_finds(statement, found, owner, prefix):
     findings = found()
 
     assert any(DRIFT[statement].format(**names) in what for what in findings), findings
+
+
+@pytest.mark.parametrize("kind", ["owner", "operator"])
+def test_check_finds_a_caller_that_may_do_more_than_callers_may(
+    kind, found, owner, prefix
+):
+    owner.execute(f'grant "{prefix}_{kind}" to operations')
+    try:
+        findings = found()
+    finally:
+        owner.execute(f'revoke "{prefix}_{kind}" from operations')
+
+    assert findings == [f"caller operations is a member of {prefix}_{kind}"]
+
+
+def test_options_set_away_and_back_are_no_difference(found, owner):
+    owner.execute("alter table live_job set (fillfactor = 90)")
+    owner.execute("alter table live_job set (fillfactor = 50)")
+
+    assert found() == []
 
 
 def test_check_finds_an_edited_function(found, owner):

@@ -49,6 +49,8 @@ def evidence(job: InspectedJob, *, machine: bool = False, indent: int = 0) -> No
         as_json(fields)
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in fields.items():
         if value is not None:
             table.add_row(name, Text(str(value)))

@@ -35,7 +35,8 @@ union all
 select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
         when 'c' then 'type' else 'table' end,
     c.relname,
-    concat_ws(E'\n', c.reloptions::text, pg_get_userbyid(c.relowner),
+    concat_ws(E'\n', array(select o from unnest(c.reloptions) as o order by 1),
+        pg_get_userbyid(c.relowner),
         array(select a::text from unnest(c.relacl) as a order by 1),
         c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
         case c.relkind when 'v' then pg_get_viewdef(c.oid) end,
@@ -65,7 +66,8 @@ where k.connamespace = %(schema)s::regnamespace
     and coalesce(c.relname, t.typname) !~ '^_?yoyo_'
 union all
 select 'index', c.relname,
-    concat_ws(E'\n', pg_get_indexdef(c.oid), i.indisvalid, c.reloptions::text)
+    concat_ws(E'\n', pg_get_indexdef(c.oid), i.indisvalid,
+        array(select o from unnest(c.reloptions) as o order by 1))
 from pg_class as c
 join pg_index as i on i.indexrelid = c.oid
 join pg_class as r on r.oid = i.indrelid
@@ -123,6 +125,7 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
                     *_drift(connection, configuration),
                     *_policy(connection, configuration),
                     *_roles(connection, configuration),
+                    *_powers(connection, configuration),
                 ]
         except psycopg.errors.InsufficientPrivilege as error:
             raise OperatorError(
@@ -181,9 +184,7 @@ def _drift(
             for key, what in _describe(connection, reference).items()
         }
 
-    remedy = (
-        "load the object's file from sql/ as the owner, or restore what was changed"
-    )
+    remedy = f"restore what {asset_dir('sql')} says of it, as the owner"
     for kind, name in sorted(expected.keys() - actual.keys()):
         yield Finding(f"{kind} {name} is missing", remedy)
     for kind, name in sorted(actual.keys() - expected.keys()):
@@ -233,6 +234,31 @@ def _policy(
         wanted = getattr(configuration, name)
         if value != wanted:
             yield Finding(f"{name} is {value}, the document says {wanted}", remedy)
+
+    copied = connection.execute(
+        "select array(select unnest(queues) order by 1),"
+        " array(select unnest(producers) order by 1),"
+        " array(select unnest(workers) order by 1),"
+        " array(select queue::text from queue order by 1),"
+        " array(select caller::text from caller where is_producer order by 1),"
+        " array(select caller::text from caller where is_worker order by 1)"
+        " from instance"
+    ).fetchone()
+    if copied and copied[:3] != copied[3:]:
+        yield Finding(
+            "what instance repeats of the tables queue and caller is not what they hold",
+            "update queue set queue = queue, as the owner: a trigger copies all of it",
+        )
+
+    stranded = connection.execute(
+        "select distinct l.queue from live_job as l"
+        " where l.queue not in (select q.queue from queue as q)"
+    )
+    for (name,) in stranded:
+        yield Finding(
+            f"queue {name} has live jobs and is not declared",
+            "declare it until its jobs have ended, and run lenso-jobs configure",
+        )
 
     queues = {name for (name,) in connection.execute("select queue from queue")}
     for name in sorted(queues ^ set(configuration.queues)):
@@ -307,3 +333,33 @@ def _roles(
                 f"role {name} is a member of {group} and not in the document",
                 f"declare it, or revoke {group} from it",
             )
+
+
+def _powers(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> Iterator[Finding]:
+    """Find callers that may do what no caller should."""
+    for name in sorted(
+        {
+            *configuration.producer_instances,
+            *configuration.worker_instances,
+            *configuration.observer_instances,
+        }
+    ):
+        powers = connection.execute(
+            "select r.rolsuper, pg_has_role(r.oid, %s, 'member'),"
+            " pg_has_role(r.oid, %s, 'member') from pg_roles as r where r.rolname = %s",
+            (configuration.owner, f"{configuration.prefix}_operator", name),
+        ).fetchone()
+        if powers and powers[0]:
+            yield Finding(
+                f"caller {name} is a superuser", f"alter role {name} nosuperuser"
+            )
+        elif powers:
+            for kind, held in zip(("owner", "operator"), powers[1:], strict=True):
+                group = f"{configuration.prefix}_{kind}"
+                if held:
+                    yield Finding(
+                        f"caller {name} is a member of {group}",
+                        f"revoke {group} from {name}",
+                    )
