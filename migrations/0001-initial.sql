@@ -1,5 +1,5 @@
 -- Every migration opens with these two statements, and they name no Instance: the
--- schema is the one the connection's search_path selects, its owner is the role that
+-- schema is the one the connection's search_path selects, its owner the role that
 -- bootstrap.sql made, and from here on everything is made by that role in that schema.
 set local lock_timeout = '5s';
 
@@ -12,8 +12,12 @@ declare
         where n.nspname = current_schema()
     );
 begin
-    -- Outside a transaction the first statement, and all that is set below, is forgotten
-    -- at once, and the rest would be made by whoever is connected.
+    -- What a connection that names no Instance has in its search_path is not to be
+    -- trusted with a function call.
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+    -- Outside a transaction the first statement, and all that is set below, is
+    -- forgotten at once, and the rest would be made by whoever is connected.
     if current_setting('lock_timeout') <> '5s' then
         raise exception using
             errcode = 'LJ008',
@@ -278,9 +282,11 @@ create table if not exists caller (
     is_observer boolean          not null,
 
     constraint caller_pkey primary key (caller),
+    -- In the form that a dump gives it, so that a restored Instance compares equal.
     constraint caller_is_a_role_name check (
-        octet_length(caller) between 1 and 63
-        and lower(caller) not in ('none', 'public')
+        octet_length(caller) >= 1
+        and octet_length(caller) <= 63
+        and lower(caller) <> all (array['none', 'public'])
         and left(lower(caller), 3) <> 'pg_'
     ),
     constraint caller_is_declared_for_something
@@ -398,8 +404,10 @@ comment on column attempt.failure_code is
 comment on column attempt.lease_token_hash is
 'SHA-256 of the lease token: lets a repeated complete or fail answer as at first.';
 
--- purge walks the oldest ends first.
-create index if not exists attempt_ended_at_idx on attempt (ended_at);
+-- purge walks the oldest ends of jobs first; attempts that were followed by another
+-- would be in its way by the million.
+create index if not exists attempt_ended_at_idx on attempt (ended_at)
+where outcome in ('succeeded', 'failed') or failure_code = 'attempts_exhausted';
 
 create table if not exists operator_act (
     operator_act_id bigint           not null generated always as identity,
@@ -413,45 +421,50 @@ create table if not exists operator_act (
 );
 comment on table operator_act is
 'The audit: who did which operator act, when, with what arguments, on how many jobs.';
-create or replace view error_code (sqlstate, name, meaning) as
-values
-    (
-        '42501'::text, 'unauthorized'::text,
-        'The role may not call this function, or is not a declared caller.'::text
-    ),
-    (
-        'LJ001', 'invalid_job',
-        'An argument of enqueue is out of bounds, or the queue is not declared.'
-    ),
-    (
-        'LJ002', 'idempotency_conflict',
-        'The producer has used this idempotency key for another intent.'
-    ),
-    ('LJ003', 'invalid_queue', 'The queue is not declared.'),
-    (
-        'LJ004', 'invalid_lease',
-        'The lease has expired, was superseded, has ended, or never was.'
-    ),
-    (
-        'LJ005', 'invalid_failure',
-        'The failure code or its retryable mark is malformed.'
-    ),
-    ('LJ006', 'job_not_found', 'No such job; it may have been purged.'),
-    (
-        'LJ007', 'invalid_argument',
-        'A limit, cut-off, array or document is out of range.'
-    ),
-    (
-        'LJ008', 'schema_not_ready',
-        'The schema is missing, older or newer than the client, or has drifted.'
-    );
+-- In the form that a dump gives it, so that a restored Instance compares equal.
+create or replace view error_code as
+select e.sqlstate, e.name, e.meaning
+from (
+    values
+        (
+            '42501'::text, 'unauthorized'::text,
+            'The role may not call this function, or is not a declared caller.'::text
+        ),
+        (
+            'LJ001', 'invalid_job',
+            'An argument of enqueue is out of bounds, or the queue is not declared.'
+        ),
+        (
+            'LJ002', 'idempotency_conflict',
+            'The producer has used this idempotency key for another intent.'
+        ),
+        ('LJ003', 'invalid_queue', 'The queue is not declared.'),
+        (
+            'LJ004', 'invalid_lease',
+            'The lease has expired, was superseded, has ended, or never was.'
+        ),
+        (
+            'LJ005', 'invalid_failure',
+            'The failure code or its retryable mark is malformed.'
+        ),
+        ('LJ006', 'job_not_found', 'No such job; it may have been purged.'),
+        (
+            'LJ007', 'invalid_argument',
+            'A limit, cut-off, array or document is out of range.'
+        ),
+        (
+            'LJ008', 'schema_not_ready',
+            'The schema is missing, older or newer than the client, or has drifted.'
+        )
+) as e (sqlstate, name, meaning);
 comment on view error_code is
 'Every SQLSTATE that is refused on purpose. Codes are only ever added.';
 comment on column error_code.sqlstate is 'What the driver reports.';
 comment on column error_code.name is 'The stable name, the same in every language.';
 
-create or replace view installed_version (version) as
-values (1);
+create or replace view installed_version as
+select v.version
+from (values (1)) as v (version);
 comment on view installed_version is
 'The version of this schema: the number of the last migration that changed it.';
 -- current_user is the owner inside a definer function, and session_user ignores SET
@@ -592,7 +605,7 @@ comment on function _fault_of_names(text, text, text) is
 create or replace function _has_too_many_digits(p_payload jsonb)
 returns boolean
 language plpgsql
-stable
+immutable
 as $$
 begin
     return 4096 = (
@@ -610,8 +623,9 @@ end;
 $$;
 comment on function _has_too_many_digits(jsonb) is
 'Whether the long numbers of a payload are more than 262144 bytes as text.';
--- The form is proved before the cast, so that the cast can neither raise nor depend on
--- DateStyle or TimeZone. No backslash: a caller may change what it means in a literal.
+-- The form is proved before the cast, so that the cast can neither raise nor depend
+-- on DateStyle or TimeZone: the letters go, because a session's own zone may be called
+-- T or Z. No backslash: a caller may change what it means in a literal.
 create or replace function _instant_from_rfc3339(p_text text)
 returns timestamptz
 language sql
@@ -630,7 +644,7 @@ as $$
             + make_interval(months => 1, days => -1)
         )
             then null
-        else p_text::timestamptz
+        else replace(replace(upper(p_text), 'T', ' '), 'Z', '+00:00')::timestamptz
     end
 $$;
 comment on function _instant_from_rfc3339(text) is
@@ -1280,7 +1294,8 @@ begin
         end if;
 
         -- The insert may have waited for a commit that its snapshot does not show; this
-        -- one does. A purge may take the row in between: then once more.
+        -- one does. A purge may take the row in between: then once more. To an old
+        -- snapshot a purged row may show beside this transaction's own, the newest.
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
@@ -1288,7 +1303,9 @@ begin
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
         from job as j
-        where j.producer = _caller() and j.idempotency_key = p_idempotency_key;
+        where j.producer = _caller() and j.idempotency_key = p_idempotency_key
+        order by j.job_id desc
+        limit 1;
         exit when found;
     end loop;
 
@@ -1395,8 +1412,16 @@ begin
             from _jobs_from(p_jobs) as f
             offset 0
         ) as i
-        left join job as j
-            on i.ok and j.producer = v_caller and j.idempotency_key = i.idempotency_key
+        left join lateral (
+            select k.*
+            from job as k
+            where
+                i.ok
+                and k.producer = v_caller
+                and k.idempotency_key = i.idempotency_key
+            order by k.job_id desc
+            limit 1
+        ) as j on true
         cross join lateral (
             select
                 j.job_id,
@@ -2041,6 +2066,10 @@ begin
         join job as j on j.job_id = a.job_id
         where
             a.ended_at < p_before
+            and (
+                a.outcome in ('succeeded', 'failed')
+                or a.failure_code = 'attempts_exhausted'
+            )
             and not exists (
                 select from attempt as n
                 where n.job_id = a.job_id and n.attempt > a.attempt

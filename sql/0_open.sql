@@ -1,5 +1,5 @@
 -- Every migration opens with these two statements, and they name no Instance: the
--- schema is the one the connection's search_path selects, its owner is the role that
+-- schema is the one the connection's search_path selects, its owner the role that
 -- bootstrap.sql made, and from here on everything is made by that role in that schema.
 set local lock_timeout = '5s';
 
@@ -12,8 +12,12 @@ declare
         where n.nspname = current_schema()
     );
 begin
-    -- Outside a transaction the first statement, and all that is set below, is forgotten
-    -- at once, and the rest would be made by whoever is connected.
+    -- What a connection that names no Instance has in its search_path is not to be
+    -- trusted with a function call.
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+    -- Outside a transaction the first statement, and all that is set below, is
+    -- forgotten at once, and the rest would be made by whoever is connected.
     if current_setting('lock_timeout') <> '5s' then
         raise exception using
             errcode = 'LJ008',

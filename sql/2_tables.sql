@@ -95,9 +95,11 @@ create table if not exists caller (
     is_observer boolean          not null,
 
     constraint caller_pkey primary key (caller),
+    -- In the form that a dump gives it, so that a restored Instance compares equal.
     constraint caller_is_a_role_name check (
-        octet_length(caller) between 1 and 63
-        and lower(caller) not in ('none', 'public')
+        octet_length(caller) >= 1
+        and octet_length(caller) <= 63
+        and lower(caller) <> all (array['none', 'public'])
         and left(lower(caller), 3) <> 'pg_'
     ),
     constraint caller_is_declared_for_something
@@ -215,8 +217,10 @@ comment on column attempt.failure_code is
 comment on column attempt.lease_token_hash is
 'SHA-256 of the lease token: lets a repeated complete or fail answer as at first.';
 
--- purge walks the oldest ends first.
-create index if not exists attempt_ended_at_idx on attempt (ended_at);
+-- purge walks the oldest ends of jobs first; attempts that were followed by another
+-- would be in its way by the million.
+create index if not exists attempt_ended_at_idx on attempt (ended_at)
+where outcome in ('succeeded', 'failed') or failure_code = 'attempts_exhausted';
 
 create table if not exists operator_act (
     operator_act_id bigint           not null generated always as identity,

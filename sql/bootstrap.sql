@@ -13,23 +13,33 @@
 -- password, attributes and other memberships are never touched.
 do $$
 declare
-    v_document jsonb   := nullif(current_setting('lenso_jobs.document', true), '');
-    v_schema   text    := v_document ->> 'schema';
-    v_prefix   text    := coalesce(v_document ->> 'role_prefix', v_schema);
-    v_owner    text    := v_prefix || '_owner';
-    v_version  integer := current_setting('server_version_num')::integer;
-    v_kinds    text[]  := array['owner', 'producer', 'worker', 'observer', 'operator'];
-    v_here     oid     := (
-        select d.oid from pg_database as d where d.datname = current_database()
-    );
-    v_claim    text    := format(
-        'owns the Jobs Instance %s in database %s', v_schema, current_database()
-    );
+    v_path     text := pg_catalog.current_setting('search_path');
+    v_document jsonb;
+    v_schema   text;
+    v_prefix   text;
+    v_owner    text;
+    v_claim    text;
+    v_version  integer;
+    v_here     oid;
+    v_kinds    text[] := array['owner', 'producer', 'worker', 'observer', 'operator'];
     v_inherit  text;
     v_kind     text;
     v_role     text;
     v_group    text;
 begin
+    -- Before anything else is called: whoever may create in a schema of the DBA's own
+    -- search_path could put a closer match in front of PostgreSQL's functions.
+    perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+    v_document := nullif(current_setting('lenso_jobs.document', true), '');
+    v_schema := v_document ->> 'schema';
+    v_prefix := coalesce(v_document ->> 'role_prefix', v_schema);
+    v_owner := v_prefix || '_owner';
+    v_version := current_setting('server_version_num')::integer;
+    v_here := (select d.oid from pg_database as d where d.datname = current_database());
+    v_claim := format(
+        'owns the Jobs Instance %s in database %s', v_schema, current_database()
+    );
     if v_document is null then
         raise exception using
             errcode = 'LJ007',
@@ -86,6 +96,14 @@ begin
         v_group := substring(
             v_role from '^(.*)_(?:' || array_to_string(v_kinds, '|') || ')$'
         );
+        if v_version < 160000
+            and (select not r.rolinherit from pg_roles as r where r.rolname = v_role)
+        then
+            raise exception using
+                errcode = 'LJ007',
+                message = format('%I does not inherit what it is a member of', v_role),
+                hint    = format('alter role %I inherit', v_role);
+        end if;
         if v_group = v_prefix or (
             select count(*) = 5
             from unnest(v_kinds) as k
@@ -109,6 +127,16 @@ begin
                 errcode = 'LJ007',
                 message = format('%I is a superuser', v_role),
                 hint    = 'Set role_prefix in the document to a name of its own.';
+        end if;
+        if v_kind = 'owner'
+            and (select r.rolcanlogin from pg_roles as r where r.rolname = v_role) then
+            raise exception using
+                errcode = 'LJ007',
+                message = format('%I can log in', v_role),
+                hint    = format(
+                    'Whoever does owns the Instance: alter role %I nologin, or set '
+                    'role_prefix in the document.', v_role
+                );
         end if;
         begin
             if to_regrole(v_role) is null then
@@ -152,14 +180,13 @@ begin
                           'otherwise act in the other.';
         end if;
         if exists (
-            select
-            from unnest(v_kinds) as k
-            where k <> v_kind and pg_has_role(v_role, v_prefix || '_' || k, 'member')
+            select from pg_auth_members as m where m.member = v_role::regrole
         ) then
             raise exception using
                 errcode = 'LJ007',
-                message = format('role %I is a member of another one of these', v_role),
-                hint    = 'Revoke that membership: it would merge their rights.';
+                message = format('role %I is a member of another role', v_role),
+                hint    = 'Revoke that membership, or set role_prefix in the document: '
+                          'the callers would have its rights too.';
         end if;
     end loop;
 
@@ -237,4 +264,5 @@ begin
             end if;
         end loop;
     end if;
+    perform set_config('search_path', v_path, true);
 end $$;

@@ -4,7 +4,7 @@
 create or replace function _has_too_many_digits(p_payload jsonb)
 returns boolean
 language plpgsql
-stable
+immutable
 as $$
 begin
     return 4096 = (

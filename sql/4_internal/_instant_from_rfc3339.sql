@@ -1,5 +1,6 @@
--- The form is proved before the cast, so that the cast can neither raise nor depend on
--- DateStyle or TimeZone. No backslash: a caller may change what it means in a literal.
+-- The form is proved before the cast, so that the cast can neither raise nor depend
+-- on DateStyle or TimeZone: the letters go, because a session's own zone may be called
+-- T or Z. No backslash: a caller may change what it means in a literal.
 create or replace function _instant_from_rfc3339(p_text text)
 returns timestamptz
 language sql
@@ -18,7 +19,7 @@ as $$
             + make_interval(months => 1, days => -1)
         )
             then null
-        else p_text::timestamptz
+        else replace(replace(upper(p_text), 'T', ' '), 'Z', '+00:00')::timestamptz
     end
 $$;
 comment on function _instant_from_rfc3339(text) is

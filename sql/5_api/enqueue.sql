@@ -71,7 +71,8 @@ begin
         end if;
 
         -- The insert may have waited for a commit that its snapshot does not show; this
-        -- one does. A purge may take the row in between: then once more.
+        -- one does. A purge may take the row in between: then once more. To an old
+        -- snapshot a purged row may show beside this transaction's own, the newest.
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
@@ -79,7 +80,9 @@ begin
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
         from job as j
-        where j.producer = _caller() and j.idempotency_key = p_idempotency_key;
+        where j.producer = _caller() and j.idempotency_key = p_idempotency_key
+        order by j.job_id desc
+        limit 1;
         exit when found;
     end loop;
 

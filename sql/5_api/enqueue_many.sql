@@ -87,8 +87,16 @@ begin
             from _jobs_from(p_jobs) as f
             offset 0
         ) as i
-        left join job as j
-            on i.ok and j.producer = v_caller and j.idempotency_key = i.idempotency_key
+        left join lateral (
+            select k.*
+            from job as k
+            where
+                i.ok
+                and k.producer = v_caller
+                and k.idempotency_key = i.idempotency_key
+            order by k.job_id desc
+            limit 1
+        ) as j on true
         cross join lateral (
             select
                 j.job_id,

@@ -34,6 +34,10 @@ begin
         join job as j on j.job_id = a.job_id
         where
             a.ended_at < p_before
+            and (
+                a.outcome in ('succeeded', 'failed')
+                or a.failure_code = 'attempts_exhausted'
+            )
             and not exists (
                 select from attempt as n
                 where n.job_id = a.job_id and n.attempt > a.attempt

@@ -160,3 +160,28 @@ def test_every_step_of_a_jobs_life_works_above_read_committed(
     status = observer.value("select status from inspect(%s)", job_id)
 
     assert status == "succeeded"
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_key_purged_since_the_snapshot_names_the_transactions_own_job(
+    isolation, producer, worker, owner, operator, enqueue, claim
+):
+    old = enqueue(key="k")
+    worker.execute("select complete(%s, %s)", claim())
+    producer.execute(f"begin isolation level {isolation}")
+    producer.execute("select")
+    operator.execute("select purge(clock_timestamp())")
+
+    new = enqueue(key="k", max_attempts=3)
+    again = producer.row("select * from enqueue('email', 'send', '{}', 'k')")
+    (many,) = producer.rows(
+        "select job_id, outcome from enqueue_many(jsonb_build_array("
+        " jsonb_build_object('queue', 'email', 'kind', 'send', 'payload', '{}'::jsonb,"
+        " 'idempotency_key', 'k')))"
+    )
+    producer.execute("commit")
+
+    assert new != old
+    assert again == {"job_id": new, "created": False}
+    assert many == (new, "existing")
+    assert owner.rows("select job_id from job") == [(new,)]

@@ -14,7 +14,7 @@ import pytest
 from lenso_jobs._assets import asset_dir, sql_files
 from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import find_programs
-from lenso_jobs.operator import setup
+from lenso_jobs.operator import SetupReport, check, setup
 from lenso_jobs.operator._setup import bootstrap
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +115,37 @@ def test_a_migration_applied_twice_changes_nothing(new_database, dump, role_pref
 
     assert report.migrations == ("0001-initial",)
     assert difference(before, dump(conninfo)) == ""
+
+
+def test_a_restored_instance_works_and_check_finds_it_as_it_should_be(
+    new_database, tmp_path, role_prefix
+):
+    of = configuration(role_prefix)
+    source, target = new_database(), new_database(role_prefix)
+    setup(of, source)
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute("set role accounts")
+        connection.execute("select jobs_email.enqueue('email', 'send', '{}', 'k')")
+    saved = tmp_path / "saved.sql"
+    programs = find_programs()
+    subprocess.run(
+        [programs / "pg_dump", f"--dbname={source}", f"--file={saved}"], check=True
+    )
+    with psycopg.connect(source, autocommit=True) as connection:
+        connection.execute("drop schema jobs_email cascade")
+
+    subprocess.run(
+        [programs / "psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", saved, target],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+    assert check(of, target) == []
+    assert setup(of, target) == SetupReport((), configured=False)
+    with psycopg.connect(target, autocommit=True) as connection:
+        connection.execute('set role "email-worker"')
+        claimed = connection.execute("select * from jobs_email.claim('email')")
+        assert len(claimed.fetchall()) == 1
 
 
 def test_setup_run_again_finds_nothing_to_do(new_database, dump, role_prefix):

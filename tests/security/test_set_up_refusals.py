@@ -311,6 +311,86 @@ def test_set_up_refuses_group_roles_that_are_members_of_each_other(
     assert owner.value("select to_regnamespace('jobs_other')") is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_set_up_refuses_a_group_role_that_is_a_member_of_any_role(
+    kind, fresh, new_role, connect, owner
+):
+    club = new_role()
+    owner.execute(f'create role {fresh}_{kind} in role "{club}"')
+    admin = connect()
+
+    with admin.refusing("LJ007") as refusal:
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert "role_prefix" in refusal.value.diag.message_hint
+    assert owner.value("select to_regnamespace('jobs_other')") is None
+
+
+def test_set_up_refuses_an_owner_that_somebody_can_log_in_as(fresh, connect, owner):
+    owner.execute(f"create role {fresh}_owner login")
+    admin = connect()
+
+    with admin.refusing("LJ007"):
+        bootstrap(admin, document("jobs_other", fresh))
+
+    assert owner.value("select to_regnamespace('jobs_other')") is None
+
+
+def test_bootstrap_refuses_a_caller_that_would_not_inherit_its_rights(
+    fresh, new_role, connect, owner
+):
+    name = new_role(attributes="login noinherit")
+    fields = document("jobs_other", fresh, producer_instances=[name])
+    admin = connect()
+
+    if owner.info.server_version >= 160000:
+        bootstrap(admin, fields)
+        assert owner.value(
+            "select inherit_option from pg_auth_members as m"
+            " join pg_roles as r on r.oid = m.member where r.rolname = %s",
+            name,
+        )
+        owner.execute("drop schema jobs_other cascade")
+    else:
+        with admin.refusing("LJ007") as refusal:
+            bootstrap(admin, fields)
+        assert "inherit" in refusal.value.diag.message_hint
+
+
+def test_an_operator_calls_nothing_that_somebody_put_into_the_search_path(
+    fresh, elsewhere
+):
+    conninfo = elsewhere()
+    traps = {
+        "hashtextextended(text, integer)": "bigint",
+        "format(text, text)": "text",
+        "format(text, text, name)": "text",
+        "format(text, text, text)": "text",
+        "left(name, integer)": "text",
+        "right(name, integer)": "text",
+        "set_config(text, text, text)": "text",
+    }
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for signature, answer in traps.items():
+            connection.execute(
+                f"create function public.{signature} returns {answer}"
+                " language plpgsql as $$ begin raise 'trapped'; end $$"
+            )
+    fields = json.dumps(document("jobs_other", fresh))
+
+    setup(Configuration.from_json(fields), conninfo)
+
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "select pg_catalog.set_config('lenso_jobs.document', %s, false)", (fields,)
+        )
+        connection.execute(BOOTSTRAP.read_bytes())
+        assert connection.execute("show search_path").fetchone() == ('"$user", public',)
+        with pytest.raises(psycopg.Error) as caught, connection.transaction():
+            connection.execute((BOOTSTRAP.parent / "0_open.sql").read_bytes())
+        assert caught.value.sqlstate == "LJ008"
+
+
 # Roles that exist are used as they are
 
 

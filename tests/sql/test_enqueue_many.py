@@ -610,3 +610,16 @@ def test_enqueue_many_answers_the_same_under_any_setting_of_the_session(
         {"available_at": "2040-01-01T00:00:00.5+01:00"},
         {"available_at": "2040-01-01T00:00:00x5Z"},
     ) == ["created", "invalid_job", "existing", "conflict", "created", "invalid_job"]
+
+
+@pytest.mark.parametrize("zone", ["Z5", "T5", "<T>5", "Asia/Kathmandu"])
+def test_enqueue_many_reads_a_time_the_same_in_a_zone_of_any_name(
+    producer, owner, zone
+):
+    producer.execute("select set_config('timezone', %s, false)", (zone,))
+    item = {"queue": "email", "kind": "send", "payload": {}, "idempotency_key": "k"}
+    jobs = [item | {"available_at": "2030-01-01t00:00:00z"}]
+
+    assert producer.row(MANY, json.dumps(jobs))["outcome"] == "created"
+
+    assert owner.value("select available_at = '2030-01-01 00:00:00+00' from job")

@@ -26,16 +26,17 @@ def ended(owner):
                 )
                 insert into attempt (
                     job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
-                    lease_token_hash
+                    failure_code, lease_token_hash
                 )
                 select
                     job_id, clock_timestamp() - make_interval(hours => %s),
                     clock_timestamp() - make_interval(hours => %s), 1, 3,
-                    'email-worker', %s, ''
+                    'email-worker', %s,
+                    case when %s = 'lease_expired' then 'attempts_exhausted' end, ''
                 from made
                 returning job_id
                 """,
-                *(hours, hours, hours, outcome),
+                *(hours, hours, hours, outcome, outcome),
             )
         ]
 
@@ -290,3 +291,25 @@ def test_purge_rolls_back_with_the_callers_transaction(operator, ended, cutoff, 
         operator.value(PURGE, cutoff(), 10)
 
     assert state() == before
+
+
+def test_purge_does_not_walk_the_attempts_that_were_followed_by_another(
+    operator, owner, ended, cutoff
+):
+    ended(5, 4)
+    owner.execute(
+        "insert into attempt (job_id, leased_at, ended_at, retry_at, attempt,"
+        " max_attempts, retryable, worker, outcome, failure_code, lease_token_hash)"
+        " select gen_random_uuid(), t, t, t, 1, 3, true, 'w', 'retried', 'x', ''"
+        " from generate_series(1, 20000),"
+        " (select clock_timestamp() - interval '9 h') as c (t)"
+    )
+    owner.execute("analyze attempt")
+    operator.execute(PURGE, (cutoff(2), 1))
+
+    plan = operator.value(
+        "explain (analyze, buffers, format json) select purge(%s, 1)", cutoff(2)
+    )
+
+    buffers = plan[0]["Plan"]
+    assert buffers["Shared Hit Blocks"] + buffers["Shared Read Blocks"] < 100

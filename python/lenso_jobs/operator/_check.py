@@ -37,7 +37,9 @@ select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
     c.relname,
     concat_ws(E'\n', array(select o from unnest(c.reloptions) as o order by 1),
         pg_get_userbyid(c.relowner),
-        array(select a::text from unnest(c.relacl) as a order by 1),
+        array(select a::text from unnest(coalesce(c.relacl, acldefault(
+            case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner)))
+            as a order by 1),
         c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
         case c.relkind when 'v' then pg_get_viewdef(c.oid) end,
         obj_description(c.oid, 'pg_class'))
@@ -304,6 +306,15 @@ def _roles(
             )
         elif row[0]:
             yield Finding(f"role {group} can log in", f"alter role {group} nologin")
+        for (name,) in connection.execute(
+            "select g.rolname from pg_auth_members as m"
+            " join pg_roles as r on r.oid = m.member join pg_roles as g on g.oid = m.roleid"
+            " where r.rolname = %s order by 1",
+            (group,),
+        ):
+            yield Finding(
+                f"role {group} is a member of {name}", f"revoke {name} from {group}"
+            )
 
     declared = {
         "producer": configuration.producer_instances,
@@ -320,7 +331,7 @@ def _roles(
                 " join pg_roles as r on r.oid = m.member"
                 " join pg_roles as g on g.oid = m.roleid"
                 " where g.rolname = %s"
-                " and coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true)",
+                " and coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, r.rolinherit)",
                 (group,),
             )
         }

@@ -94,6 +94,9 @@ def connected(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(
         conninfo, autocommit=True, application_name="lenso-jobs"
     ) as connection:
+        # Before anything else is called: whoever may create in a schema of the operator's
+        # own search_path could put a closer match in front of PostgreSQL's functions.
+        connection.execute("set search_path = pg_catalog, pg_temp")
         connection.execute("set default_transaction_isolation = 'read committed'")
         connection.execute(f"set lock_timeout = '{_PATIENCE}'")
         yield connection
