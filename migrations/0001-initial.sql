@@ -333,11 +333,11 @@ create table if not exists live_job (
     last_failure_code text collate "C",
 
     constraint live_job_pkey primary key (job_id),
+    -- That the four fields of a lease are all set or none is kept by the functions and
+    -- not by a CHECK, which cost every enqueue and claim a tenth of their own time. A
+    -- lease broken by hand is passed over or given anew, and stops nobody.
     constraint live_job_attempt_is_within_max_attempts
-        check (attempt between 0 and max_attempts),
-    constraint live_job_lease_is_whole_or_absent check (
-        num_nulls(leased_at, lease_expires_at, lease_owner, lease_token_hash) % 4 = 0
-    )
+        check (attempt between 0 and max_attempts)
 ) with (
     -- A row grows by its lease when first claimed and is updated in place: the claim
     -- touches no indexed column, so while the page has room no index is written.
@@ -914,7 +914,7 @@ as $$
             from live_job as e
             where
                 e.job_id = any (p_job_ids)
-                and e.lease_owner is not null
+                and num_nulls(e.leased_at, e.lease_owner, e.lease_token_hash) = 0
                 and e.attempt >= e.max_attempts
             order by e.available_at, e.job_id
             limit p_limit
@@ -1040,7 +1040,7 @@ begin
             from live_job as l
             where
                 l.job_id = any (v_due)
-                and l.lease_owner is not null
+                and num_nulls(l.leased_at, l.lease_owner, l.lease_token_hash) = 0
                 and l.attempt < l.max_attempts
             on conflict (job_id, attempt) do nothing;
         end if;

@@ -12,7 +12,7 @@ as $$
             from live_job as e
             where
                 e.job_id = any (p_job_ids)
-                and e.lease_owner is not null
+                and num_nulls(e.leased_at, e.lease_owner, e.lease_token_hash) = 0
                 and e.attempt >= e.max_attempts
             order by e.available_at, e.job_id
             limit p_limit

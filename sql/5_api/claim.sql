@@ -77,7 +77,7 @@ begin
             from live_job as l
             where
                 l.job_id = any (v_due)
-                and l.lease_owner is not null
+                and num_nulls(l.leased_at, l.lease_owner, l.lease_token_hash) = 0
                 and l.attempt < l.max_attempts
             on conflict (job_id, attempt) do nothing;
         end if;

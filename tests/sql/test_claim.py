@@ -1,6 +1,7 @@
 import hashlib
 import re
 from datetime import timedelta
+from itertools import combinations
 
 import pytest
 
@@ -679,3 +680,38 @@ def test_claim_tells_its_caller_from_hundreds_of_others(owner, connect, enqueue)
 
     assert len(connect("email-worker").rows(CLAIM, "email", 1)) == 1
     assert owner.value("select lease_owner from live_job") == "email-worker"
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 3])
+@pytest.mark.parametrize("limit", [1, 100])
+def test_claim_is_not_stopped_by_a_lease_that_is_broken(
+    owner, worker, enqueue, attempt, limit
+):
+    fields = {
+        "leased_at": "clock_timestamp() - interval '9 s'",
+        "lease_expires_at": "clock_timestamp() - interval '1 s'",
+        "lease_owner": "'email-worker'",
+        "lease_token_hash": "'x'",
+    }
+    broken = []
+    for count in (1, 2, 3):
+        for kept in combinations(fields, count):
+            job_id = enqueue()
+            broken.append(job_id)
+            owner.execute(
+                f"update live_job set attempt = {attempt}, "
+                + ", ".join(f"{name} = {fields[name]}" for name in kept)
+                + " where job_id = %s",
+                (job_id,),
+            )
+    sound = enqueue()
+
+    claimed = set()
+    for _ in range(len(broken) + 1):
+        claimed |= {
+            job_id
+            for (job_id,) in worker.rows("select job_id from claim('email', %s)", limit)
+        }
+
+    assert sound in claimed
+    assert claimed - {sound} == (set() if attempt == 3 else set(broken))

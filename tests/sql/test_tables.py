@@ -88,12 +88,6 @@ def test_live_job_takes_a_sound_row(insert, owner, changes):
                 {"attempt": "-1"},
                 {"attempt": "4"},
                 {"attempt": "1", "max_attempts": "0"},
-                *({name: "null"} for name in UNLEASED),
-                *(UNLEASED | {name: LIVE[name]} for name in UNLEASED),
-                UNLEASED
-                | {name: LIVE[name] for name in ("leased_at", "lease_expires_at")},
-                UNLEASED
-                | {name: LIVE[name] for name in ("lease_owner", "lease_token_hash")},
             ],
         ),
         (
@@ -127,7 +121,6 @@ def test_live_job_refuses_to_become_unsound(insert, owner):
     for change in (
         "available_at = 'infinity'",
         "lease_expires_at = 'infinity'",
-        "lease_owner = null",
         "attempt = 4",
         "attempt = -1",
         "max_attempts = 0",
