@@ -111,11 +111,7 @@ class Configuration(BaseModel):
         if self.retry_base_seconds > self.retry_max_seconds:
             raise ValueError("retry_base_seconds must not be above retry_max_seconds")
         groups = {f"{self.prefix}_{kind}" for kind in _KINDS}
-        taken = groups & {
-            *self.producer_instances,
-            *self.worker_instances,
-            *self.observer_instances,
-        }
+        taken = groups & set().union(*self.callers.values())
         if taken:
             raise ValueError(
                 f"{min(taken)} is the Instance's own role and cannot be a caller"
@@ -131,6 +127,15 @@ class Configuration(BaseModel):
     def owner(self) -> str:
         """The role that owns the schema and everything in it."""
         return f"{self.prefix}_owner"
+
+    @property
+    def callers(self) -> dict[str, tuple[str, ...]]:
+        """The caller Instances, by what they are declared for."""
+        return {
+            "producer": self.producer_instances,
+            "worker": self.worker_instances,
+            "observer": self.observer_instances,
+        }
 
     def document(self) -> str:
         """Write the document as JSON, without what was left out."""

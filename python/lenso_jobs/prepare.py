@@ -187,14 +187,9 @@ def _verify_grants(
         "select coalesce(nullif(current_setting('role'), 'none'), session_user)::text"
     ).fetchone()
     role = row[0] if row else ""
-    declared = {
-        "producer": configuration.producer_instances,
-        "worker": configuration.worker_instances,
-        "observer": configuration.observer_instances,
-    }
     needed = {
         function
-        for kind, callers in declared.items()
+        for kind, callers in configuration.callers.items()
         if role in callers
         for function in _NEEDED[kind]
     }

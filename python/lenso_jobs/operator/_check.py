@@ -267,24 +267,16 @@ def _policy(
         state = "is not in the document" if name in queues else "is not declared"
         yield Finding(f"queue {name} {state}", remedy)
 
-    callers = {
+    callers: set[tuple[Any, ...]] = {
         (name, *kinds)
         for name, *kinds in connection.execute(
             "select caller, is_producer, is_worker, is_observer from caller"
         )
     }
-    declared = {
-        (
-            name,
-            name in configuration.producer_instances,
-            name in configuration.worker_instances,
-            name in configuration.observer_instances,
-        )
-        for name in (
-            *configuration.producer_instances,
-            *configuration.worker_instances,
-            *configuration.observer_instances,
-        )
+    declared: set[tuple[Any, ...]] = {
+        (name, *(name in held for held in configuration.callers.values()))
+        for names in configuration.callers.values()
+        for name in names
     }
     for name in sorted({caller[0] for caller in callers ^ declared}):
         yield Finding(f"caller {name} is not declared as the document has it", remedy)
@@ -316,12 +308,7 @@ def _roles(
                 f"role {group} is a member of {name}", f"revoke {name} from {group}"
             )
 
-    declared = {
-        "producer": configuration.producer_instances,
-        "worker": configuration.worker_instances,
-        "observer": configuration.observer_instances,
-    }
-    for kind, callers in declared.items():
+    for kind, callers in configuration.callers.items():
         group = f"{configuration.prefix}_{kind}"
         # From 16 on whoever made a role administers it, without inheriting anything.
         members = {
@@ -351,11 +338,7 @@ def _powers(
 ) -> Iterator[Finding]:
     """Find callers that may do what no caller should."""
     for name in sorted(
-        {
-            *configuration.producer_instances,
-            *configuration.worker_instances,
-            *configuration.observer_instances,
-        }
+        {name for names in configuration.callers.values() for name in names}
     ):
         powers = connection.execute(
             "select r.rolsuper, pg_has_role(r.oid, %s, 'member'),"
