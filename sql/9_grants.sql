@@ -63,6 +63,7 @@ begin
                 ('worker', 'fail(uuid, text, text, boolean)'),
                 ('worker', 'fail_many(uuid[], text[], text[], boolean[])'),
                 ('worker', 'next_available_at(text)'),
+                ('worker', 'wait_key(text)'),
 
                 ('producer worker observer operator', 'inspect(uuid)'),
 

@@ -26,6 +26,8 @@ class Calls:
     fail_many: bytes
     inspect: bytes
     next_available_at: bytes
+    due_in: bytes
+    wait_state: bytes
 
 
 _TEMPLATES = {
@@ -34,14 +36,20 @@ _TEMPLATES = {
     "enqueue_many": "select * from {}.enqueue_many(%s::jsonb)",
     "claim": "select * from {}.claim(%s::text, %s::integer)",
     "renew": "select {}.renew(%s::uuid, %s::text)",
-    "renew_many": "select * from {}.renew_many(%s::uuid[], %s::text[])",
+    "renew_many": "select * from {}.renew_many(%b::uuid[], %b::text[])",
     "complete": "select {}.complete(%s::uuid, %s::text)",
-    "complete_many": "select * from {}.complete_many(%s::uuid[], %s::text[])",
+    "complete_many": "select * from {}.complete_many(%b::uuid[], %b::text[])",
     "fail": "select * from {}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
     "fail_many": "select * from {}.fail_many("
-    "%s::uuid[], %s::text[], %s::text[], %s::boolean[])",
+    "%b::uuid[], %b::text[], %b::text[], %b::boolean[])",
     "inspect": "select * from {}.inspect(%s::uuid)",
     "next_available_at": "select {}.next_available_at(%s::text)",
+    # What is left until then by the server's clock, in seconds.
+    "due_in": "select date_part('epoch',"
+    " {}.next_available_at(%s::text) - clock_timestamp())",
+    # Behind a transaction pooler the process is not the one that answered at first.
+    "wait_state": "select {}.wait_key(%s::text), pg_backend_pid(),"
+    " %s::text = any (array(select pg_listening_channels()))",
 }
 
 ROLE = b"select current_setting('role'), set_config('role', %s, true)"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import fields
+from math import inf
+from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import args_row, scalar_row, tuple_row
 
-from lenso_jobs import _wire
+from lenso_jobs import _waiting, _wire
 from lenso_jobs._calls import ROLE, calls
 from lenso_jobs._models import (
     CompletedItem,
@@ -32,7 +34,7 @@ from lenso_jobs.errors import (
     InvalidLease,
     InvalidQueue,
     JobNotFound,
-    translated,
+    refusal,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,16 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+_ENQUEUED_JOB = args_row(EnqueuedJob)
+_ENQUEUED_ITEM = args_row(EnqueuedItem)
+_LEASED_JOB = args_row(LeasedJob)
+_RENEWED_ITEM = args_row(RenewedItem)
+_COMPLETED_ITEM = args_row(CompletedItem)
+_FAILED_JOB = args_row(FailedJob)
+_FAILED_ITEM = args_row(FailedItem)
+_INSPECTED_JOB = args_row(InspectedJob)
 
 
 class Jobs:
@@ -73,8 +85,14 @@ class Jobs:
         caller: str | None = None,
     ) -> None:
         self._source = connection_or_pool
+        self._schema = schema
         self._calls = calls(schema)
         self._caller = caller
+        # On a connection the cursors of calls for one job are kept: psycopg then keeps
+        # what it found out about a statement's types, a tenth of such a call.
+        self._kept: dict[bytes, psycopg.Cursor[Any]] = {}
+        self._kept_encoding = ""
+        self._kept_lock = Lock()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} as {self._caller or 'the connected role'}>"
@@ -120,7 +138,7 @@ class Jobs:
             Unauthorized: The role is not a declared producer.
         """
         return self._one(
-            args_row(EnqueuedJob),
+            _ENQUEUED_JOB,
             self._calls.enqueue,
             (
                 _wire.text(queue, InvalidJob, "queue"),
@@ -149,34 +167,76 @@ class Jobs:
             None
             if items is None
             else [
-                {f.name: getattr(item, f.name) for f in fields(NewJob)}
-                if isinstance(item, NewJob)
-                else item
-                for item in items
+                item.as_dict() if isinstance(item, NewJob) else item for item in items
             ]
         )
         return self._all(
-            args_row(EnqueuedItem), self._calls.enqueue_many, (_wire.jobs(documents),)
+            _ENQUEUED_ITEM, self._calls.enqueue_many, (_wire.jobs(documents),)
         )
 
-    def claim(self, queue: str, limit: int = 1) -> list[LeasedJob]:
+    def claim(
+        self, queue: str, limit: int = 1, *, wait: float = 0.0
+    ) -> list[LeasedJob]:
         """Lease up to *limit* (1 to 1,000) due jobs; an empty list means none is due.
 
         Commit before working on them: until then no other session can see that they
         are taken, and the leases are already running.
 
+        Args:
+            queue: A declared queue.
+            limit: 1 to 1,000.
+            wait: For how many seconds to go on looking while none is due, as ``wait``
+                does; 0 or more.
+
         Raises:
             InvalidQueue: The queue is not declared.
-            InvalidArgument: *limit* is out of range.
+            InvalidArgument: *limit* or *wait* is out of range.
             Unauthorized: The role is not a declared worker.
         """
-        return self._all(
-            args_row(LeasedJob),
-            self._calls.claim,
-            (
-                _wire.text(queue, InvalidQueue, "queue"),
-                _wire.integer(limit, InvalidArgument, "limit"),
-            ),
+        arguments = (
+            _wire.text(queue, InvalidQueue, "queue"),
+            _wire.integer(limit, InvalidArgument, "limit"),
+        )
+        longest = _waiting.seconds(wait, "wait")
+        ask = self._few if limit == 1 else self._all
+        if not longest:
+            return ask(_LEASED_JOB, self._calls.claim, arguments)
+        if not isinstance(self._source, psycopg.Connection):
+            with self._alone(self._source) as jobs:
+                return jobs.claim(queue, limit, wait=longest)
+        return self._until(
+            self._source,
+            queue,
+            longest,
+            lambda: ask(_LEASED_JOB, self._calls.claim, arguments),
+        )
+
+    def wait(self, queue: str, timeout: float) -> bool:
+        """Wait until a job of a queue is due; False if none was for *timeout* seconds.
+
+        On a pool the wait has a connection to itself. It listens for what enqueue and
+        redrive notify, looks again after 20, 50, 100 ms and so on, at least every 10
+        seconds, and when the next job falls due. It only looks, at least once a second,
+        where it cannot listen: within a transaction, on a connection without
+        autocommit, behind a transaction pooler, and where the document says
+        ``notify: false``. On a connection, notifications on other channels that arrive
+        meanwhile are dropped.
+
+        Args:
+            queue: A declared queue.
+            timeout: Seconds, 0 or more.
+
+        Raises:
+            InvalidQueue: The queue is not declared.
+            InvalidArgument: *timeout* is out of range.
+        """
+        longest = _waiting.seconds(timeout, "timeout")
+        _wire.text(queue, InvalidQueue, "queue")
+        if not isinstance(self._source, psycopg.Connection):
+            with self._alone(self._source) as jobs:
+                return jobs.wait(queue, longest)
+        return self._until(
+            self._source, queue, longest, lambda: self._due_in(queue) <= 0
         )
 
     def renew(self, lease: Lease) -> datetime:
@@ -195,7 +255,7 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
         """
         return self._all(
-            args_row(RenewedItem),
+            _RENEWED_ITEM,
             self._calls.renew_many,
             _columns(leases, _lease_item, 2),
         )
@@ -219,7 +279,7 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
         """
         return self._all(
-            args_row(CompletedItem),
+            _COMPLETED_ITEM,
             self._calls.complete_many,
             _columns(leases, _lease_item, 2),
         )
@@ -241,9 +301,7 @@ class Jobs:
             _wire.text(code, InvalidFailure, "failure_code"),
             _wire.boolean(retryable, InvalidFailure, "retryable"),
         )
-        return self._one(
-            args_row(FailedJob), self._calls.fail, (*_lease(lease), *failure)
-        )
+        return self._one(_FAILED_JOB, self._calls.fail, (*_lease(lease), *failure))
 
     def fail_many(
         self, failures: Iterable[Failure | tuple[Lease, str, bool]]
@@ -254,7 +312,7 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
         """
         return self._all(
-            args_row(FailedItem),
+            _FAILED_ITEM,
             self._calls.fail_many,
             _columns(failures, _failure_item, 4),
         )
@@ -266,7 +324,7 @@ class Jobs:
             JobNotFound: No such job; it may have been purged.
         """
         return self._one(
-            args_row(InspectedJob),
+            _INSPECTED_JOB,
             self._calls.inspect,
             (_wire.job_id(job_id, JobNotFound),),
         )
@@ -290,21 +348,55 @@ class Jobs:
     def _one(
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
     ) -> Row:
-        (answer,) = self._all(row, statement, arguments)
+        (answer,) = self._few(row, statement, arguments)
         return answer
+
+    def _few(
+        self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
+    ) -> list[Row]:
+        """Call with a kept cursor, which holds the answer until the next call."""
+        source = self._source
+        if not isinstance(source, psycopg.Connection):
+            return self._all(row, statement, arguments)
+        try:
+            with self._kept_lock:
+                cursor = self._kept_cursor(source, row, statement)
+                if self._caller is None:
+                    cursor.execute(statement, arguments, binary=True)
+                    return cursor.fetchall()
+                with _acting_as(source, self._caller):
+                    cursor.execute(statement, arguments, binary=True)
+                    return cursor.fetchall()
+        except psycopg.Error as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            raise refused from error
+
+    def _kept_cursor(
+        self, connection: Connection, row: BaseRowFactory[Row], statement: bytes
+    ) -> psycopg.Cursor[Row]:
+        # A cursor goes on with the encoding it first met.
+        encoding = connection.info.encoding
+        if encoding != self._kept_encoding:
+            self._kept.clear()
+            self._kept_encoding = encoding
+        cursor = self._kept.get(statement)
+        if cursor is None:
+            cursor = self._kept[statement] = _cursor(connection, row)
+        return cursor
 
     def _all(
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
     ) -> list[Row]:
-        # Not the connection's own cursor class: one that binds on the client knows no
-        # binary results, which is what frees times from the session's DateStyle.
-        with (
-            translated(),
-            self._transaction() as connection,
-            psycopg.Cursor(connection, row_factory=row) as cursor,
-        ):
-            _wire.register_loaders(cursor)
-            return cursor.execute(statement, arguments, binary=True).fetchall()
+        try:
+            with self._transaction() as connection, _cursor(connection, row) as cursor:
+                return cursor.execute(statement, arguments, binary=True).fetchall()
+        except psycopg.Error as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            raise refused from error
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -320,6 +412,67 @@ class Jobs:
                     if self._caller is not None:
                         connection.execute(ROLE, (self._caller,))
                     yield connection
+
+    @contextmanager
+    def _alone(self, pool: Pool) -> Iterator[Jobs]:
+        """Lend a client on one connection of the pool, which commits by itself."""
+        with pool.connection() as connection:
+            autocommit = connection.autocommit
+            connection.autocommit = True
+            try:
+                yield Jobs(connection, self._schema, self._caller)
+            finally:
+                if not connection.closed:
+                    connection.autocommit = autocommit
+
+    def _until(
+        self,
+        connection: Connection,
+        queue: str,
+        longest: float,
+        look: Callable[[], Found],
+    ) -> Found:
+        """Look for something until it is there, or for so many seconds."""
+        deadline = monotonic() + longest
+        found = look()
+        if found or not longest:
+            return found
+        with self._waiter(connection, queue) as waiter:
+            for pause in _waiting.pauses(waiter.longest):
+                found = look()
+                left = deadline - monotonic()
+                if found or left <= 0:
+                    break
+                due_in = self._due_in(queue)
+                waiter.sleep(min(pause, left, due_in if due_in > 0 else pause))
+        return found
+
+    def _due_in(self, queue: str) -> float:
+        due_in: float | None = self._one(scalar_row, self._calls.due_in, (queue,))
+        return inf if due_in is None else due_in
+
+    def _waiter(self, connection: Connection, queue: str) -> _waiting.Waiter:
+        key, is_listening = None, False
+        if (
+            connection.autocommit
+            and connection.info.transaction_status is TransactionStatus.IDLE
+        ):
+            key, process, is_listening = self._one(
+                tuple_row, self._calls.wait_state, (queue, self._schema)
+            )
+            if process != connection.info.backend_pid:
+                key = None
+        return _waiting.Waiter(
+            connection, self._schema, queue, key, unlisten=not is_listening
+        )
+
+
+def _cursor(connection: Connection, row: BaseRowFactory[Row]) -> psycopg.Cursor[Row]:
+    # Not the connection's own cursor class: one that binds on the client knows no
+    # binary results, which is what frees times from the session's DateStyle.
+    cursor = psycopg.Cursor(connection, row_factory=row)
+    _wire.register_loaders(cursor)
+    return cursor
 
 
 @contextmanager

@@ -32,6 +32,17 @@ class NewJob:
     available_at: datetime | None = None
     max_attempts: int = 3
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, with the payload as it was given."""
+        return {
+            "queue": self.queue,
+            "kind": self.kind,
+            "payload": self.payload,
+            "idempotency_key": self.idempotency_key,
+            "available_at": self.available_at,
+            "max_attempts": self.max_attempts,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedJob:

@@ -25,6 +25,7 @@ _INT4 = range(-(2**31), 2**31)
 _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # 128 levels below the payload itself; PostgreSQL's parser fails far beyond.
 _DEEPEST = 129
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 
 
@@ -137,9 +138,7 @@ def payload(value: Mapping[str, Any] | None) -> str | None:
     if not isinstance(value, Mapping):
         raise InvalidJob("payload must be a mapping")
     try:
-        encoded = json.dumps(
-            dict(value), allow_nan=False, ensure_ascii=False, separators=(",", ":")
-        )
+        encoded = _ENCODER.encode(dict(value))
         encoded.encode()
     except UnicodeEncodeError:
         raise InvalidJob("payload must not hold a lone surrogate") from None
@@ -149,7 +148,7 @@ def payload(value: Mapping[str, Any] | None) -> str | None:
         raise InvalidJob(
             "payload must be made of what JSON knows, without NaN and infinities"
         ) from None
-    if _ESCAPED_NUL.search(encoded):
+    if "\\u0000" in encoded and _ESCAPED_NUL.search(encoded):
         raise InvalidJob("payload must not hold a NUL character")
     if _is_too_deep(encoded):
         raise InvalidJob("payload must be nested at most 128 levels deep")
@@ -178,7 +177,25 @@ def jobs(items: Sequence[object] | None) -> str | None:
     """
     if items is None:
         return None
+    # Nearly always all of them can be encoded together, at a third of the cost.
+    if all(map(_is_plain, items)):
+        try:
+            encoded = _ENCODER.encode(items)
+            encoded.encode()
+        except (TypeError, ValueError, RecursionError):
+            pass
+        else:
+            if "\\u0000" not in encoded:
+                return encoded
     return f"[{','.join(map(_item, items))}]"
+
+
+def _is_plain(item: object) -> bool:
+    return (
+        type(item) is dict
+        and item.get("available_at") is None
+        and type(item.get("max_attempts", 3)) is int
+    )
 
 
 def _item(item: object) -> str:

@@ -88,15 +88,21 @@ class SchemaNotReady(JobsError, sqlstate="LJ008", code="schema_not_ready"):
     """The schema is missing, older or newer than the client, or has drifted."""
 
 
+def refusal(error: psycopg.Error) -> JobsError | None:
+    """Make of the server's refusal its exception; None where it is no refusal of ours."""
+    kind = REGISTRY.get(error.sqlstate or "")
+    if kind is None:
+        return None
+    return kind(error.diag.message_primary or kind.code, hint=error.diag.message_hint)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise a refusal of the server as its exception, with psycopg's as the cause."""
     try:
         yield
     except psycopg.Error as error:
-        kind = REGISTRY.get(error.sqlstate or "")
-        if kind is None:
+        refused = refusal(error)
+        if refused is None:
             raise
-        raise kind(
-            error.diag.message_primary or kind.code, hint=error.diag.message_hint
-        ) from error
+        raise refused from error

@@ -32,7 +32,7 @@ _NEEDED = {
     "producer": ("enqueue", "enqueue_many", "inspect"),
     "worker": (
         *("claim", "renew", "renew_many", "complete", "complete_many"),
-        *("fail", "fail_many", "inspect", "next_available_at"),
+        *("fail", "fail_many", "inspect", "next_available_at", "wait_key"),
     ),
     "observer": ("inspect",),
 }

@@ -7,9 +7,7 @@ set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_nestloop = on
+set enable_tidscan = on
 set enable_indexscan = on
 set enable_sort = off
 as $$
@@ -17,17 +15,16 @@ declare
     v_caller   text;
     v_lease    interval;
     v_is_known boolean;
+    v_floor    text;
     v_now      timestamptz := clock_timestamp();
-    v_at       timestamptz := timestamptz '-infinity';
-    v_job_id   uuid        := uuid '00000000-0000-0000-0000-000000000000';
-    v_due      uuid[];
-    v_lapsed   bigint;
-    v_wanted   integer     := p_limit;
-    v_leased   integer;
-    v_retire   integer     := 64;
+    v_read     bigint      := _entries_read();
+    v_secret   bytea
+    := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 begin
-    select _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues)
-    into v_caller, v_lease, v_is_known
+    select
+        _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues),
+        'lenso_jobs.floor_' || to_hex(_advisory_key(p_queue))
+    into v_caller, v_lease, v_is_known, v_floor
     from instance as i
     where _caller() = any (i.workers);
     if not found then
@@ -45,46 +42,9 @@ begin
             message = 'limit must be from 1 to 1000';
     end if;
 
-    loop
-        -- The rows are locked before anything is written, and no more than are wanted:
-        -- an update that joins its own candidates may, under some plans, take them all.
-        select array_agg(d.job_id), count(d.lease_owner), max(d.available_at)
-        into v_due, v_lapsed, v_at
-        from (
-            select l.job_id, l.available_at, l.lease_owner
-            from live_job as l
-            where
-                l.queue = p_queue
-                and l.available_at <= v_now
-                and (l.available_at, l.job_id) > (v_at, v_job_id)
-                and (l.lease_expires_at is null or l.lease_expires_at <= v_now)
-                and (l.attempt < l.max_attempts or v_retire > 0)
-            order by l.available_at, l.job_id
-            limit v_wanted
-            for update skip locked
-        ) as d;
-        exit when v_due is null;
-
-        if v_lapsed > 0 then
-            v_retire := v_retire - _retire(v_due, v_retire);
-            insert into attempt (
-                job_id, leased_at, ended_at, attempt, max_attempts,
-                worker, outcome, lease_token_hash
-            )
-            select
-                l.job_id, l.leased_at, clock_timestamp(), l.attempt, l.max_attempts,
-                l.lease_owner, 'lease_expired', l.lease_token_hash
-            from live_job as l
-            where
-                l.job_id = any (v_due)
-                and num_nulls(l.leased_at, l.lease_owner, l.lease_token_hash) = 0
-                and l.attempt < l.max_attempts
-            on conflict (job_id, attempt) do nothing;
-        end if;
-
-        -- No column of an index changes: the new version stays in its page and the
-        -- index is left alone.
-        v_now := clock_timestamp();
+    -- One job, and nothing in the way: one statement, an eighth of a whole claim
+    -- cheaper. A job with a lapsed lease, or changed since the snapshot, is not for it.
+    if p_limit = 1 and coalesce(current_setting(v_floor, true), '') = '' then
         return query
         with leased as (
             update live_job as l
@@ -93,35 +53,42 @@ begin
                 leased_at = v_now,
                 lease_expires_at = v_now + v_lease,
                 lease_owner = v_caller,
-                lease_token_hash = sha256(convert_to(d.lease_token, 'UTF8'))
-            from (
-                select
-                    u.job_id, u.ordinality,
-                    'job_lease_' || encode(
-                        uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
-                        'hex'
-                    ) as lease_token
-                from unnest(v_due) with ordinality as u (job_id)
-            ) as d
-            join job as j on j.job_id = d.job_id
-            where l.job_id = d.job_id and l.attempt < l.max_attempts
-            returning
-                d.ordinality, d.lease_token, j.kind, j.payload, j.created_at,
-                l.job_id, l.queue, l.attempt, l.max_attempts, l.lease_expires_at
+                lease_token_hash
+                = sha256(convert_to(_lease_token(v_secret, l.job_id), 'UTF8'))
+            where
+                l.ctid = (
+                    select d.ctid
+                    from live_job as d
+                    where
+                        d.queue = p_queue
+                        and d.available_at <= v_now
+                        and (d.lease_expires_at is null or d.lease_expires_at <= v_now)
+                    order by d.available_at, d.job_id
+                    limit 1
+                    for update skip locked
+                )
+                and l.lease_owner is null
+                and l.attempt < l.max_attempts
+            returning l.*
         )
         select
-            r.job_id, r.queue::text, r.kind::text, r.payload::jsonb,
-            r.attempt, r.max_attempts,
-            r.lease_token, r.lease_expires_at::timestamptz, r.created_at::timestamptz
-        from leased as r
-        order by r.ordinality;
-        get diagnostics v_leased = row_count;
+            l.job_id, l.queue::text, j.kind::text, j.payload::jsonb,
+            l.attempt, l.max_attempts, _lease_token(v_secret, l.job_id),
+            l.lease_expires_at::timestamptz, j.created_at::timestamptz
+        from leased as l
+        cross join lateral (
+            select i.* from job as i where i.job_id = l.job_id offset 0
+        ) as j;
+        if found then
+            if _entries_read() - v_read > 100 then
+                perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0', false);
+            end if;
+            return;
+        end if;
+    end if;
 
-        -- Rows that could not be leased were retired or passed over: look behind them.
-        exit when v_leased = cardinality(v_due) or cardinality(v_due) < v_wanted;
-        v_job_id := v_due[cardinality(v_due)];
-        v_wanted := v_wanted - v_leased;
-    end loop;
+    return query
+    select d.* from _lease_due(p_queue, p_limit, v_caller, v_lease, v_floor) as d;
 end;
 $$;
 comment on function claim(text, integer) is

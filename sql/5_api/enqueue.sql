@@ -52,6 +52,9 @@ begin
                 v_answer.job_id, greatest(p_available_at, v_now), 0, p_max_attempts,
                 p_queue
             );
+            if _is_awaited(p_queue) then
+                perform _wake(p_queue);
+            end if;
             return v_answer;
         end if;
 

@@ -19,6 +19,7 @@ declare
     v_ids    uuid[];
     v_new    integer     := 0;
     v_count  integer;
+    v_filled text[];
     v_items  enqueued_item[];
 begin
     perform _require_producer();
@@ -57,12 +58,20 @@ begin
             ) as i
             on conflict (producer, idempotency_key) do nothing
             returning job_id, available_at, created_at, max_attempts, queue
+        ),
+        live as (
+            insert into live_job (job_id, available_at, attempt, max_attempts, queue)
+            select
+                f.job_id, greatest(f.available_at, f.created_at), 0, f.max_attempts,
+                f.queue
+            from fresh as f
+            returning queue
         )
-        insert into live_job (job_id, available_at, attempt, max_attempts, queue)
-        select
-            f.job_id, greatest(f.available_at, f.created_at), 0, f.max_attempts, f.queue
-        from fresh as f;
-        get diagnostics v_count = row_count;
+        select count(*), array_agg(distinct l.queue) into v_count, v_filled
+        from live as l;
+        perform _wake(q.queue)
+        from unnest(v_filled) as q (queue)
+        where _is_awaited(q.queue);
         v_new := v_new + v_count;
         if v_new = cardinality(v_ids) then
             return query

@@ -80,6 +80,9 @@ begin
         from instance as i
         where l.job_id = p_job_id
         returning l.available_at::timestamptz into v_retry_at;
+        if _is_awaited(v_job.queue) then
+            perform _wake(v_job.queue);
+        end if;
     else
         delete from live_job as l where l.job_id = p_job_id;
     end if;

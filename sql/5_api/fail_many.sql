@@ -12,11 +12,19 @@ set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_tidscan = on
 set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_nestloop = on
 set enable_indexscan = on
 as $$
+declare
+    v_caller    text := _caller();
+    v_rows      tid[];
+    v_job_ids   uuid[];
+    v_codes     text[];
+    v_retryable boolean[];
+    v_queues    text[];
 begin
     if not _is_batch(
         array[
@@ -35,64 +43,85 @@ begin
     end if;
 
     -- Locked and judged as in complete_many; of an item given twice the first counts.
-    with mine as materialized (
-        select l.*, i.ordinality, i.failure_code, i.retryable
-        from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
-        with ordinality as i (job_id, lease_token, failure_code, retryable)
-        join live_job as l
-            on
-                l.job_id = i.job_id
-                and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
-                and l.lease_owner = _caller()
-        where _is_name(i.failure_code, 128) and i.retryable is not null
-        order by l.job_id
-        for update of l
-    ),
-    judged as materialized (
-        select distinct on (m.job_id) m.*, clock_timestamp() as ended_at
-        from mine as m
-        where m.lease_expires_at > clock_timestamp()
-        order by m.job_id, m.ordinality
+    select
+        array_agg(m.ctid), array_agg(m.job_id),
+        array_agg(m.failure_code), array_agg(m.retryable)
+    into v_rows, v_job_ids, v_codes, v_retryable
+    from (
+        select distinct on (h.job_id) h.*
+        from (
+            select l.ctid, l.lease_expires_at, i.*
+            from (
+                select u.*
+                from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
+                with ordinality as u (job_id, lease_token, failure_code, retryable)
+                where _is_name(u.failure_code, 128) and u.retryable is not null
+                order by u.job_id, u.ordinality
+            ) as i
+            cross join lateral (
+                select l.ctid, l.lease_expires_at
+                from live_job as l
+                where
+                    l.job_id = i.job_id
+                    and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+                    and l.lease_owner = v_caller
+                offset 0
+                for update
+            ) as l
+        ) as h
+        where h.lease_expires_at > clock_timestamp()
+        order by h.job_id, h.ordinality
+    ) as m;
+
+    -- A retry moves its row in every index, so it is taken out and put back: rows found
+    -- by their place leave the planner no join to choose.
+    with taken as (
+        delete from live_job as l
+        where l.ctid = any (v_rows)
+        returning l.*, clock_timestamp() as ended_at
     ),
     decided as materialized (
         select
-            j.*,
-            case when j.retryable and j.attempt < j.max_attempts
+            t.*, i.failure_code, i.retryable,
+            case when i.retryable and t.attempt < t.max_attempts
                 then _retry_at(
-                    j.ended_at, j.attempt,
+                    t.ended_at, t.attempt,
                     n.retry_base_seconds, n.retry_max_seconds, n.retry_jitter
                 )
             end as retry_at
-        from judged as j
-        cross join instance as n
+        from instance as n
+        cross join taken as t
+        cross join lateral (
+            select v_codes[p.n] as failure_code, v_retryable[p.n] as retryable
+            from array_position(v_job_ids, t.job_id) as p (n)
+        ) as i
     ),
     requeued as (
-        update live_job as l
-        set
-            available_at = d.retry_at,
-            leased_at = null,
-            lease_expires_at = null,
-            lease_owner = null,
-            lease_token_hash = null,
-            last_failure_code = d.failure_code
+        insert into live_job (
+            job_id, available_at, attempt, max_attempts, queue, last_failure_code
+        )
+        select
+            d.job_id, d.retry_at, d.attempt, d.max_attempts, d.queue, d.failure_code
         from decided as d
-        where l.job_id = d.job_id and d.retry_at is not null
+        where d.retry_at is not null
+        returning queue
     ),
-    ended as (
-        delete from live_job as l
-        using decided as d
-        where l.job_id = d.job_id and d.retry_at is null
+    evidence as (
+        insert into attempt (
+            job_id, leased_at, ended_at, retry_at, attempt, max_attempts,
+            retryable, worker, outcome, failure_code, lease_token_hash
+        )
+        select
+            d.job_id, d.leased_at, d.ended_at, d.retry_at, d.attempt, d.max_attempts,
+            d.retryable, d.lease_owner,
+            case when d.retry_at is null then 'failed' else 'retried' end,
+            d.failure_code, d.lease_token_hash
+        from decided as d
     )
-    insert into attempt (
-        job_id, leased_at, ended_at, retry_at, attempt, max_attempts,
-        retryable, worker, outcome, failure_code, lease_token_hash
-    )
-    select
-        d.job_id, d.leased_at, d.ended_at, d.retry_at, d.attempt, d.max_attempts,
-        d.retryable, d.lease_owner,
-        case when d.retry_at is null then 'failed' else 'retried' end,
-        d.failure_code, d.lease_token_hash
-    from decided as d;
+    select array_agg(distinct r.queue) into v_queues from requeued as r;
+    perform _wake(q.queue)
+    from unnest(v_queues) as q (queue)
+    where _is_awaited(q.queue);
 
     return query
     select
@@ -108,11 +137,16 @@ begin
         a.retry_at::timestamptz
     from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
     with ordinality as i (job_id, lease_token, failure_code, retryable)
-    left join attempt as a
+    left join lateral (
+        select e.*
+        from attempt as e
+        where e.job_id = i.job_id
+        order by e.attempt
+        offset 0
+    ) as a
         on
-            a.job_id = i.job_id
-            and a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
-            and a.worker = _caller()
+            a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            and a.worker = v_caller
             and a.failure_code = i.failure_code
             and a.retryable = i.retryable
     order by i.ordinality;

@@ -63,10 +63,11 @@ begin
             else 'renewed'
         end
     from unnest(p_job_ids, p_lease_tokens) with ordinality as i (job_id, lease_token)
-    left join live_job as l
+    left join lateral (
+        select e.* from live_job as e where e.job_id = i.job_id offset 0
+    ) as l
         on
-            l.job_id = i.job_id
-            and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+            l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
             and l.lease_owner = _caller()
             and l.lease_expires_at > v_now
     order by i.ordinality;

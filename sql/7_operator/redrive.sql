@@ -57,6 +57,9 @@ begin
             message = 'the job has not failed',
             hint    = 'Only a job whose status is failed can be redriven.';
     end if;
+    perform _wake(j.queue)
+    from job as j
+    where j.job_id = p_job_id and _is_awaited(j.queue);
 
     insert into operator_act (operator, act, arguments, job_count)
     values (

@@ -16,7 +16,7 @@ begin
 
     -- No index leads here, since one on the lease would be written by every claim: a
     -- walk over the live rows, for an operator's hand and not for a loop.
-    v_count := _retire(
+    v_count := _reclaim(
         array(
             select l.job_id
             from live_job as l

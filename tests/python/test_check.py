@@ -110,7 +110,7 @@ def test_check_finds_a_caller_that_may_do_more_than_callers_may(
 
 def test_options_set_away_and_back_are_no_difference(found, owner):
     owner.execute("alter table live_job set (fillfactor = 90)")
-    owner.execute("alter table live_job set (fillfactor = 50)")
+    owner.execute("alter table live_job set (fillfactor = 35)")
 
     assert found() == []
 

@@ -294,11 +294,11 @@ def test_claim_of_one_reads_neither_scheduled_nor_ended_jobs(
         enqueue()
 
     spent = [buffers(worker, "select claim('email')") for _ in range(10)]
-    idle = buffers(worker, "select claim('email')")
+    idle = [buffers(worker, "select claim('email')") for _ in range(3)]
 
     assert owner.value("select count(*) from live_job where attempt = 1") == 10
     assert spent[-1] < 60
-    assert idle < 60
+    assert idle[-1] < 60
 
 
 @pytest.mark.parametrize("known", ["stale", "fresh", "none"])
