@@ -523,7 +523,7 @@ immutable
 as $$
     select case
         when
-            p_setting collate "C" ~ '^[0-9]+ [0-9a-f]+ [0-9]+ [0-9]+$'
+            p_setting collate "C" ~ '^[0-9]+ [0-9a-f]+ [0-9]+ [0-9]+ [12]$'
             and length(split_part(p_setting, ' ', 1)) <= 16
             and length(split_part(p_setting, ' ', 2)) = 32
             and length(split_part(p_setting, ' ', 3)) <= 16
@@ -533,8 +533,9 @@ as $$
 $$;
 comment on function _claim_floor(text) is
 'What a claim left for the next one of its session: the due time of the last row it '
-'handed out and its id, when the last walk from the start began, and how long that '
-'took, all in microseconds; NULL where it is anything else.';
+'handed out and its id, when the last walk from the start began and what it took, all '
+'in microseconds, and 2 where the walk before was slow, too; NULL where it is anything '
+'else.';
 -- Bounds are the table's constraints to keep; this proves what a cast would bend into
 -- them, a fraction or a number in quotes, and that the lists are lists of names.
 create or replace function _document_fault(p_document jsonb, p_schema text)
@@ -880,10 +881,11 @@ comment on function _jobs_from(jsonb) is
 -- Runs under the planner settings of claim, which alone calls it.
 --
 -- The claim floor. What lies in the index before the last row handed out is running or
--- dead, by the ten thousand while a snapshot is held elsewhere. Where walks from the
--- start are slow, twice running, the session remembers in a setting where it was. That
--- may delay what lies below, until the next walk: due a second after the last, or 50
--- times as long as that took, and within 30 seconds whatever the setting says.
+-- dead, by the ten thousand while a snapshot is held elsewhere. After a slow walk from
+-- the start the session remembers in a setting where it was. That may delay what lies
+-- below until the next walk, due after 50 times as long as the last one took; after a
+-- second slow one, for which what had died since should be out of the way, after a
+-- second at least; and within 30 seconds whatever the setting says.
 create or replace function _lease_due(
     p_queue text,
     p_limit integer,
@@ -902,6 +904,7 @@ declare
     v_took_us bigint      := least(v_hint[4]::bigint, 600000);
     v_now     timestamptz := clock_timestamp();
     v_us      bigint      := date_part('epoch', v_now) * 1000000;
+    v_slow    integer     := v_hint[5];
     v_is_slow boolean     := false;
     v_read    bigint      := _entries_read();
     v_from_at timestamptz := '-infinity';
@@ -916,7 +919,10 @@ declare
     v_leased  integer;
     v_retire  integer     := 64;
 begin
-    if v_us - v_full_us between 0 and greatest(50 * v_took_us, 1000000) then
+    if
+        v_us - v_full_us
+        between 0 and greatest(50 * v_took_us, (v_slow - 1) * 1000000) - 1
+    then
         v_is_slow := true;
         v_from_at := timestamptz 'epoch' + v_hint[1]::bigint * interval '1 microsecond';
         v_from_id := v_hint[2];
@@ -943,7 +949,8 @@ begin
             for update skip locked
         ) as d;
         if v_from_at = '-infinity' then
-            v_full_us := case when v_is_slow or v_full_us = 0 then v_us else 0 end;
+            v_full_us := v_us;
+            v_slow := case when v_is_slow then v_slow when v_slow = 1 then 2 else 1 end;
             v_took_us := date_part('epoch', clock_timestamp() - v_now) * 1000000;
             v_is_slow
             := _entries_read() - v_read - coalesce(cardinality(v_due), 0) > 100;
@@ -1006,7 +1013,8 @@ begin
             p_floor,
             concat_ws(
                 ' ', (date_part('epoch', v_from_at) * 1000000)::bigint,
-                encode(uuid_send(v_from_id), 'hex'), v_full_us, v_took_us
+                encode(uuid_send(v_from_id), 'hex'), v_full_us, v_took_us,
+                v_slow
             ),
             false
         );
@@ -1274,7 +1282,7 @@ begin
         ) as j;
         if found then
             if _entries_read() - v_read > 100 then
-                perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0', false);
+                perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0 1', false);
             end if;
             return;
         end if;

@@ -1,10 +1,11 @@
 -- Runs under the planner settings of claim, which alone calls it.
 --
 -- The claim floor. What lies in the index before the last row handed out is running or
--- dead, by the ten thousand while a snapshot is held elsewhere. Where walks from the
--- start are slow, twice running, the session remembers in a setting where it was. That
--- may delay what lies below, until the next walk: due a second after the last, or 50
--- times as long as that took, and within 30 seconds whatever the setting says.
+-- dead, by the ten thousand while a snapshot is held elsewhere. After a slow walk from
+-- the start the session remembers in a setting where it was. That may delay what lies
+-- below until the next walk, due after 50 times as long as the last one took; after a
+-- second slow one, for which what had died since should be out of the way, after a
+-- second at least; and within 30 seconds whatever the setting says.
 create or replace function _lease_due(
     p_queue text,
     p_limit integer,
@@ -23,6 +24,7 @@ declare
     v_took_us bigint      := least(v_hint[4]::bigint, 600000);
     v_now     timestamptz := clock_timestamp();
     v_us      bigint      := date_part('epoch', v_now) * 1000000;
+    v_slow    integer     := v_hint[5];
     v_is_slow boolean     := false;
     v_read    bigint      := _entries_read();
     v_from_at timestamptz := '-infinity';
@@ -37,7 +39,10 @@ declare
     v_leased  integer;
     v_retire  integer     := 64;
 begin
-    if v_us - v_full_us between 0 and greatest(50 * v_took_us, 1000000) then
+    if
+        v_us - v_full_us
+        between 0 and greatest(50 * v_took_us, (v_slow - 1) * 1000000) - 1
+    then
         v_is_slow := true;
         v_from_at := timestamptz 'epoch' + v_hint[1]::bigint * interval '1 microsecond';
         v_from_id := v_hint[2];
@@ -64,7 +69,8 @@ begin
             for update skip locked
         ) as d;
         if v_from_at = '-infinity' then
-            v_full_us := case when v_is_slow or v_full_us = 0 then v_us else 0 end;
+            v_full_us := v_us;
+            v_slow := case when v_is_slow then v_slow when v_slow = 1 then 2 else 1 end;
             v_took_us := date_part('epoch', clock_timestamp() - v_now) * 1000000;
             v_is_slow
             := _entries_read() - v_read - coalesce(cardinality(v_due), 0) > 100;
@@ -127,7 +133,8 @@ begin
             p_floor,
             concat_ws(
                 ' ', (date_part('epoch', v_from_at) * 1000000)::bigint,
-                encode(uuid_send(v_from_id), 'hex'), v_full_us, v_took_us
+                encode(uuid_send(v_from_id), 'hex'), v_full_us, v_took_us,
+                v_slow
             ),
             false
         );

@@ -81,7 +81,7 @@ begin
         ) as j;
         if found then
             if _entries_read() - v_read > 100 then
-                perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0', false);
+                perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0 1', false);
             end if;
             return;
         end if;
