@@ -1093,7 +1093,7 @@ language sql
 volatile
 as $$
     with lapsed as materialized (
-        select l.*, clock_timestamp() as ended_at
+        select l.ctid, l.*, clock_timestamp() as ended_at
         from live_job as l
         where
             l.job_id = any (p_job_ids)
@@ -1101,13 +1101,13 @@ as $$
     ),
     ended as (
         delete from live_job as l
-        where l.job_id in (
-            select e.job_id
+        where l.ctid = any (array(
+            select e.ctid
             from lapsed as e
             where e.attempt >= e.max_attempts
             order by e.available_at, e.job_id
             limit p_limit
-        )
+        ))
         returning l.job_id
     ),
     evidence as (
@@ -1528,14 +1528,19 @@ begin
         -- The insert may have waited for a commit that its snapshot does not show; this
         -- one does. A purge may take the row in between: then once more. To an old
         -- snapshot a purged row may show beside this transaction's own, the newest.
+        -- Behind the fence only the key's own index serves.
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
             = (p_queue, p_kind, p_payload, p_max_attempts)
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
-        from job as j
-        where j.producer = _caller() and j.idempotency_key = p_idempotency_key
+        from (
+            select i.*
+            from job as i
+            where i.producer = _caller() and i.idempotency_key = p_idempotency_key
+            offset 0
+        ) as j
         order by j.job_id desc
         limit 1;
         exit when found;
@@ -1654,13 +1659,17 @@ begin
             offset 0
         ) as i
         left join lateral (
-            select k.*
-            from job as k
-            where
-                i.ok
-                and k.producer = v_caller
-                and k.idempotency_key = i.idempotency_key
-            order by k.job_id desc
+            select n.*
+            from (
+                select k.*
+                from job as k
+                where
+                    i.ok
+                    and k.producer = v_caller
+                    and k.idempotency_key = i.idempotency_key
+                offset 0
+            ) as n
+            order by n.job_id desc
             limit 1
         ) as j on true
         cross join lateral (
@@ -2390,13 +2399,10 @@ begin
                 where a.job_id = j.job_id and a.ended_at >= p_before
             )
         returning j.job_id
-    ),
-    evidence as (
-        delete from attempt as a
-        using gone as g
-        where a.job_id = g.job_id
     )
-    select count(*)::integer into v_count from gone;
+    select array_agg(g.job_id), count(*)::integer into v_job_ids, v_count
+    from gone as g;
+    delete from attempt as a where a.job_id = any (v_job_ids);
 
     insert into operator_act (operator, act, arguments, job_count)
     values (

@@ -484,14 +484,16 @@ def _acting_as(connection: Connection, caller: str | None) -> Iterator[None]:
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         # Where nothing is in progress the block would commit what it began; so the
         # connection begins by itself, unless it commits by itself too.
-        status = connection.info.transaction_status
-        if status is TransactionStatus.IDLE and not connection.autocommit:
+        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+        if is_idle and not connection.autocommit:
             cursor.execute("select")
-        # Where the call fails, the savepoint's rollback puts the role back.
+        # Where the call fails, the savepoint's rollback puts the role back; where the
+        # block is a transaction of its own, its end does.
         with connection.transaction():
             before = cursor.execute(ROLE, (caller,)).fetchone()
             yield
-            cursor.execute(ROLE, before and before[:1])
+            if not (is_idle and connection.autocommit):
+                cursor.execute(ROLE, before and before[:1])
 
 
 def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:

@@ -6,7 +6,7 @@ language sql
 volatile
 as $$
     with lapsed as materialized (
-        select l.*, clock_timestamp() as ended_at
+        select l.ctid, l.*, clock_timestamp() as ended_at
         from live_job as l
         where
             l.job_id = any (p_job_ids)
@@ -14,13 +14,13 @@ as $$
     ),
     ended as (
         delete from live_job as l
-        where l.job_id in (
-            select e.job_id
+        where l.ctid = any (array(
+            select e.ctid
             from lapsed as e
             where e.attempt >= e.max_attempts
             order by e.available_at, e.job_id
             limit p_limit
-        )
+        ))
         returning l.job_id
     ),
     evidence as (

@@ -76,14 +76,19 @@ begin
         -- The insert may have waited for a commit that its snapshot does not show; this
         -- one does. A purge may take the row in between: then once more. To an old
         -- snapshot a purged row may show beside this transaction's own, the newest.
+        -- Behind the fence only the key's own index serves.
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
             = (p_queue, p_kind, p_payload, p_max_attempts)
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
-        from job as j
-        where j.producer = _caller() and j.idempotency_key = p_idempotency_key
+        from (
+            select i.*
+            from job as i
+            where i.producer = _caller() and i.idempotency_key = p_idempotency_key
+            offset 0
+        ) as j
         order by j.job_id desc
         limit 1;
         exit when found;

@@ -97,13 +97,17 @@ begin
             offset 0
         ) as i
         left join lateral (
-            select k.*
-            from job as k
-            where
-                i.ok
-                and k.producer = v_caller
-                and k.idempotency_key = i.idempotency_key
-            order by k.job_id desc
+            select n.*
+            from (
+                select k.*
+                from job as k
+                where
+                    i.ok
+                    and k.producer = v_caller
+                    and k.idempotency_key = i.idempotency_key
+                offset 0
+            ) as n
+            order by n.job_id desc
             limit 1
         ) as j on true
         cross join lateral (

@@ -60,13 +60,10 @@ begin
                 where a.job_id = j.job_id and a.ended_at >= p_before
             )
         returning j.job_id
-    ),
-    evidence as (
-        delete from attempt as a
-        using gone as g
-        where a.job_id = g.job_id
     )
-    select count(*)::integer into v_count from gone;
+    select array_agg(g.job_id), count(*)::integer into v_job_ids, v_count
+    from gone as g;
+    delete from attempt as a where a.job_id = any (v_job_ids);
 
     insert into operator_act (operator, act, arguments, job_count)
     values (

@@ -1,0 +1,48 @@
+"""Every figure of the README beside its floor, in one command.
+
+    python tests/benchmarks [--rounds 5] [--only NAME ...] [--scale 1] [--out DIR]
+
+The server is the one in LENSO_JOBS_SERVER_URL, else one of our own on disk (PG_BINDIR
+chooses which). Absolute figures mean little on a shared machine; the ratios are medians
+over the rounds, each to a figure of the same round. --scale 0.1 is a rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import measures
+import report
+from stage import describe, stage
+
+
+def main():
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    names = [*measures.MEASURES, *measures.PLOTTED]
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    options = parser.parse_args()
+
+    rows, curves = {}, {}
+    for name in options.only:
+        started = time.monotonic()
+        with stage() as it:  # each on a server of its own, as it is after a start
+            machine = describe(it) | {"rounds": options.rounds, "scale": options.scale}
+            if name in measures.MEASURES:
+                run = measures.MEASURES[name].run
+                figures = run(it, options.rounds, options.scale)
+                rows[name] = report.summary(name, figures)
+            else:
+                curves[name] = getattr(measures, name)(it, options.scale)
+        ratio = f"{rows[name]['ratio']:.2f}" if name in rows else "plotted"
+        print(f"{name}: {ratio} ({time.monotonic() - started:.0f} s)", flush=True)
+    print(report.write(options.out, machine, rows, curves))
+
+
+if __name__ == "__main__":
+    main()
