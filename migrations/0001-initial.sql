@@ -371,9 +371,12 @@ comment on column live_job.lease_token_hash is
 comment on column live_job.last_failure_code is
 'The code that the latest failed attempt reported.';
 
--- claim walks this in order; next_available_at reads its first entries.
+-- claim walks this in order; next_available_at reads its first entries. The condition
+-- always holds, and only a query that names a queue can prove it: a lookup by job_id,
+-- planned while the table was empty, would as soon walk this as descend its own index.
 create index if not exists live_job_claimable_idx
-on live_job (queue, available_at, job_id);
+on live_job (queue, available_at, job_id)
+where queue is not null;
 
 create table if not exists attempt (
     job_id           uuid             not null,
@@ -1281,7 +1284,7 @@ begin
             select i.* from job as i where i.job_id = l.job_id offset 0
         ) as j;
         if found then
-            if _entries_read() - v_read > 100 then
+            if _entries_read() - v_read > 101 then
                 perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0 1', false);
             end if;
             return;
@@ -1305,6 +1308,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+set enable_indexscan = on
 set enable_bitmapscan = off
 as $$
 begin
@@ -1331,12 +1335,14 @@ begin
         return true;
     end if;
 
-    -- The first answer may have been lost on its way.
+    -- The first answer may have been lost on its way. Read by job before it is judged:
+    -- the outcome in the inner query would let the index of ends be walked.
     perform
-    from attempt as a
+    from (
+        select e.* from attempt as e where e.job_id = p_job_id offset 0
+    ) as a
     where
-        a.job_id = p_job_id
-        and a.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))
+        a.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))
         and a.worker = _caller()
         and a.outcome = 'succeeded';
     if not found then
@@ -1465,6 +1471,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+set enable_indexscan = on
 as $$
 declare
     v_now     timestamptz := clock_timestamp();
@@ -1709,6 +1716,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+set enable_indexscan = on
 set enable_bitmapscan = off
 as $$
 declare
@@ -2012,6 +2020,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+set enable_indexscan = on
 set enable_bitmapscan = off
 as $$
 declare
@@ -2367,24 +2376,35 @@ begin
             message = 'limit must be from 1 to 10000';
     end if;
 
+    -- Lookups are fenced or scalar: as joins, planned while the tables were empty, they
+    -- would be walks.
     v_job_ids := array(
         select j.job_id
-        from attempt as a
-        join job as j on j.job_id = a.job_id
-        where
-            a.ended_at < p_before
-            and (
-                a.outcome in ('succeeded', 'failed')
-                or a.failure_code = 'attempts_exhausted'
-            )
-            and not exists (
-                select from attempt as n
-                where n.job_id = a.job_id and n.attempt > a.attempt
-            )
-            and not exists (select from live_job as l where l.job_id = a.job_id)
-        order by a.ended_at
+        from (
+            select e.job_id, e.attempt
+            from attempt as e
+            where
+                e.ended_at < p_before
+                and (
+                    e.outcome in ('succeeded', 'failed')
+                    or e.failure_code = 'attempts_exhausted'
+                )
+            order by e.ended_at
+        ) as a
+        cross join lateral (
+            select i.job_id
+            from job as i
+            where
+                i.job_id = a.job_id
+                and a.attempt = (
+                    select max(n.attempt) from attempt as n where n.job_id = a.job_id
+                )
+                and (select l.job_id from live_job as l where l.job_id = a.job_id)
+                is null
+            offset 0
+            for update skip locked
+        ) as j
         limit p_limit
-        for update of j skip locked
     );
 
     -- Between the look and the lock a job may have been redriven, and even have ended
@@ -2393,10 +2413,9 @@ begin
         delete from job as j
         where
             j.job_id = any (v_job_ids)
-            and not exists (select from live_job as l where l.job_id = j.job_id)
-            and not exists (
-                select from attempt as a
-                where a.job_id = j.job_id and a.ended_at >= p_before
+            and (select l.job_id from live_job as l where l.job_id = j.job_id) is null
+            and p_before > (
+                select max(a.ended_at) from attempt as a where a.job_id = j.job_id
             )
         returning j.job_id
     )

@@ -184,9 +184,12 @@ comment on column live_job.lease_token_hash is
 comment on column live_job.last_failure_code is
 'The code that the latest failed attempt reported.';
 
--- claim walks this in order; next_available_at reads its first entries.
+-- claim walks this in order; next_available_at reads its first entries. The condition
+-- always holds, and only a query that names a queue can prove it: a lookup by job_id,
+-- planned while the table was empty, would as soon walk this as descend its own index.
 create index if not exists live_job_claimable_idx
-on live_job (queue, available_at, job_id);
+on live_job (queue, available_at, job_id)
+where queue is not null;
 
 create table if not exists attempt (
     job_id           uuid             not null,

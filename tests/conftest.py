@@ -40,7 +40,9 @@ def pytest_configure(config):
         if given:
             os.environ[SERVER] = make_conninfo(given)
         else:
-            server = EmbeddedServer(settings={"max_connections": "200"})
+            server = EmbeddedServer(
+                settings={"max_connections": "200", "max_prepared_transactions": "16"}
+            )
             server.__enter__()
             config.stash[_server] = server
             os.environ[SERVER] = server.conninfo()

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import args_row, scalar_row, tuple_row
 
 from lenso_jobs import _waiting, _wire
@@ -66,7 +66,8 @@ class Jobs:
     """The verbs of one Jobs Instance, on a connection or a pool of yours.
 
     On a connection each call joins the transaction in progress, and nothing is ever
-    committed for you; on a pool each call is a transaction of its own. Calls raise the
+    committed for you; on a pool each call is a transaction of its own. Threads share a
+    pool, not a connection: a transaction belongs to one of them. Calls raise the
     exceptions of ``lenso_jobs.errors`` for what the Instance refuses, and psycopg's own
     for everything else.
 
@@ -217,10 +218,10 @@ class Jobs:
         On a pool the wait has a connection to itself. It listens for what enqueue and
         redrive notify, looks again after 20, 50, 100 ms and so on, at least every 10
         seconds, and when the next job falls due. It only looks, at least once a second,
-        where it cannot listen: within a transaction, on a connection without
-        autocommit, behind a transaction pooler, and where the document says
-        ``notify: false``. On a connection, notifications on other channels that arrive
-        meanwhile are dropped.
+        where it cannot listen: within a transaction or a pipeline, on a connection
+        without autocommit, behind a transaction pooler, and where the document says
+        ``notify: false``. A connection is taken while it waits: other threads' calls on
+        it wait too, and notifications on other channels reach only its handlers.
 
         Args:
             queue: A declared queue.
@@ -410,7 +411,8 @@ class Jobs:
                     return
                 with connection.transaction():
                     if self._caller is not None:
-                        connection.execute(ROLE, (self._caller,))
+                        with psycopg.Cursor(connection) as cursor:
+                            cursor.execute(ROLE, (self._caller,))
                     yield connection
 
     @contextmanager
@@ -456,6 +458,7 @@ class Jobs:
         if (
             connection.autocommit
             and connection.info.transaction_status is TransactionStatus.IDLE
+            and connection.info.pipeline_status is PipelineStatus.OFF
         ):
             key, process, is_listening = self._one(
                 tuple_row, self._calls.wait_state, (queue, self._schema)

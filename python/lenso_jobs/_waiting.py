@@ -36,9 +36,12 @@ def seconds(value: float, argument: str) -> float:
     """Refuse what is no number of seconds; infinity is one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(f"{argument} must be a number of seconds")
-    if math.isnan(value) or value < 0:
+    if not value >= 0:  # NaN is not
         raise InvalidArgument(f"{argument} must be 0 seconds or more")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 class Waiter:
@@ -75,9 +78,14 @@ class Waiter:
 
     def __enter__(self) -> Self:
         if self._key is not None:
-            self._is_held = self._ask(
-                "listen {0}; select pg_try_advisory_lock_shared({1})"
-            )
+            try:
+                self._is_held = self._ask(
+                    "listen {0}; select pg_try_advisory_lock_shared({1})"
+                )
+            except BaseException:
+                self._is_held = True  # nobody can tell: let go of what there may be
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:

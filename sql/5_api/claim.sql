@@ -80,7 +80,7 @@ begin
             select i.* from job as i where i.job_id = l.job_id offset 0
         ) as j;
         if found then
-            if _entries_read() - v_read > 100 then
+            if _entries_read() - v_read > 101 then
                 perform set_config(v_floor, '0 ' || repeat('0', 32) || ' 0 0 1', false);
             end if;
             return;

@@ -6,6 +6,7 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+set enable_indexscan = on
 set enable_bitmapscan = off
 as $$
 declare

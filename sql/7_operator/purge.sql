@@ -28,24 +28,35 @@ begin
             message = 'limit must be from 1 to 10000';
     end if;
 
+    -- Lookups are fenced or scalar: as joins, planned while the tables were empty, they
+    -- would be walks.
     v_job_ids := array(
         select j.job_id
-        from attempt as a
-        join job as j on j.job_id = a.job_id
-        where
-            a.ended_at < p_before
-            and (
-                a.outcome in ('succeeded', 'failed')
-                or a.failure_code = 'attempts_exhausted'
-            )
-            and not exists (
-                select from attempt as n
-                where n.job_id = a.job_id and n.attempt > a.attempt
-            )
-            and not exists (select from live_job as l where l.job_id = a.job_id)
-        order by a.ended_at
+        from (
+            select e.job_id, e.attempt
+            from attempt as e
+            where
+                e.ended_at < p_before
+                and (
+                    e.outcome in ('succeeded', 'failed')
+                    or e.failure_code = 'attempts_exhausted'
+                )
+            order by e.ended_at
+        ) as a
+        cross join lateral (
+            select i.job_id
+            from job as i
+            where
+                i.job_id = a.job_id
+                and a.attempt = (
+                    select max(n.attempt) from attempt as n where n.job_id = a.job_id
+                )
+                and (select l.job_id from live_job as l where l.job_id = a.job_id)
+                is null
+            offset 0
+            for update skip locked
+        ) as j
         limit p_limit
-        for update of j skip locked
     );
 
     -- Between the look and the lock a job may have been redriven, and even have ended
@@ -54,10 +65,9 @@ begin
         delete from job as j
         where
             j.job_id = any (v_job_ids)
-            and not exists (select from live_job as l where l.job_id = j.job_id)
-            and not exists (
-                select from attempt as a
-                where a.job_id = j.job_id and a.ended_at >= p_before
+            and (select l.job_id from live_job as l where l.job_id = j.job_id) is null
+            and p_before > (
+                select max(a.ended_at) from attempt as a where a.job_id = j.job_id
             )
         returning j.job_id
     )

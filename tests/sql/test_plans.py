@@ -314,3 +314,255 @@ def test_claim_of_one_reads_no_more_of_a_long_queue(
     spent = [buffers(worker, "select claim('email')") for _ in range(8)]
 
     assert spent[-1] < 60
+
+
+def lives(producer, worker, operator, owner, buffers, name, count):
+    """Lead jobs through every verb; answers what each spent a job, in buffers."""
+    spent = {}
+
+    def spend(verb, jobs, session, statement, *parameters):
+        spent[verb] = buffers(session, f"select {statement}", *parameters) / jobs
+
+    spend("enqueue", 1, producer, "enqueue('email', 'send', '{}', %s)", name)
+    spend("enqueue again", 1, producer, "enqueue('email', 'send', '{}', %s)", name)
+    batch = items(name, count)
+    other = batch.replace('"send"', '"call"')
+    spend("enqueue_many", count, producer, "enqueue_many(%s)", batch)
+    spend("existing", count, producer, "enqueue_many(%s)", batch)
+    spend("conflict", count, producer, "enqueue_many(%s)", other)
+    # Both may have to pass by the dead of the round before.
+    for _ in range(2):
+        spend("claim", 1, worker, "claim('email')")
+    spend("claim many", count, worker, "claim('email', %s::integer)", count - 1)
+    owner.execute(
+        "update live_job set lease_token_hash = sha256(job_id::text::bytea)"
+        " where lease_owner = 'email-worker'"
+    )
+    job_ids = [
+        job_id
+        for (job_id,) in owner.rows(
+            "select job_id from live_job where lease_owner = 'email-worker'"
+        )
+    ]
+    assert len(job_ids) == count + 1
+    one, another, *rest = job_ids
+    half = len(rest) // 2
+    done, failed = rest[:half], rest[half:]
+    tokens = {job_id: str(job_id) for job_id in job_ids}
+    many = (done, [tokens[j] for j in done])
+    failures = (
+        failed,
+        [tokens[j] for j in failed],
+        ["timeout"] * len(failed),
+        [n % 2 == 1 for n in range(len(failed))],
+    )
+    spend("renew", 1, worker, "renew(%s, %s)", one, tokens[one])
+    spend(
+        "renew_many",
+        len(job_ids),
+        worker,
+        "renew_many(%s, %s)",
+        job_ids,
+        [tokens[j] for j in job_ids],
+    )
+    for verb in ("complete", "complete again"):
+        spend(verb, 1, worker, "complete(%s, %s)", one, tokens[one])
+    for verb in ("fail", "fail again"):
+        spend(verb, 1, worker, "fail(%s, %s, 'c', false)", another, tokens[another])
+    for verb in ("complete_many", "complete_many again"):
+        spend(verb, half, worker, "complete_many(%s, %s)", *many)
+    for verb in ("fail_many", "fail_many again"):
+        spend(verb, len(failed), worker, "fail_many(%s, %s, %s, %s)", *failures)
+    spend("redrive", 1, operator, "redrive(%s)", failed[0])
+    return spent
+
+
+@pytest.fixture
+def by_hand(owner):
+    """Leave the tables as they are: nobody vacuums or analyzes them but the test."""
+    for table in TABLES:
+        owner.execute(f"alter table {table} set (autovacuum_enabled = off)")
+    owner.execute("analyze")
+
+
+def test_plans_of_a_session_that_saw_the_tables_empty_hold_once_they_are_large(
+    by_hand, owner, producer, worker, operator, fill, buffers
+):
+    session = (producer, worker, operator, owner, buffers)
+    lives(*session, "first", 4)
+    few = lives(*session, "few", 50)
+    fill(ended=20000, scheduled=10000)
+
+    many = lives(*session, "many", 50)
+
+    assert many.pop("claim") < 150
+    assert {
+        verb: (few[verb], spent)
+        for verb, spent in many.items()
+        if spent > 2 * few[verb] + 20
+    } == {}
+
+
+def test_claims_and_batches_hold_that_were_planned_before_there_was_any_job(
+    by_hand, owner, producer, worker, fill, buffers
+):
+    producer.execute("select enqueue_many('[{}]')")
+    for _ in range(3):
+        worker.execute("select claim('email')")
+        worker.execute("select claim('email', 20)")
+    fill(ended=20000, scheduled=10000, due=5000)
+
+    spent = {
+        "enqueue_many": buffers(producer, "select enqueue_many(%s)", items("many", 100))
+        / 100,
+        "claim": buffers(worker, "select claim('email')"),
+        "claim many": buffers(worker, "select claim('email', 100)") / 100,
+    }
+
+    assert {verb: each for verb, each in spent.items() if each > 80} == {}
+
+
+def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
+    owner, connect, prefix, fill, buffers
+):
+    fill(ended=20000, scheduled=10000)
+    spent = []
+
+    for name in ("free", "bound"):
+        sessions = [
+            connect(role) for role in ("accounts", "email-worker", f"{prefix}_duty")
+        ]
+        for session in sessions if name == "bound" else ():
+            for off in (
+                "indexscan",
+                "indexonlyscan",
+                "tidscan",
+                "nestloop",
+                "material",
+            ):
+                session.execute(f"set enable_{off} to off")
+            session.execute("set enable_seqscan to on; set enable_bitmapscan to on")
+        lives(*sessions, owner, buffers, f"{name}-warm", 4)
+        spent.append(lives(*sessions, owner, buffers, name, 50))
+
+    # One scan of any of the tables would be five a job.
+    free, bound = spent
+    batches = [
+        verb for verb in free if "many" in verb or verb in ("existing", "conflict")
+    ]
+    assert {
+        verb: (free[verb], bound[verb])
+        for verb in batches
+        if bound[verb] > free[verb] + 4
+    } == {}
+    assert bound["claim"] < 150
+
+
+@pytest.fixture
+def drained(by_hand, owner):
+    """Leave a queue as it is when it was drained and vacuumed: pages, and no rows."""
+    owner.execute(
+        "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+        " select gen_random_uuid(), clock_timestamp(), 0, 3, 'email'"
+        " from generate_series(1, 20)"
+    )
+    owner.execute("delete from live_job")
+    owner.execute("vacuum analyze live_job")
+
+
+@pytest.fixture
+def lease(owner):
+    """Lease so many jobs to email-worker by hand; answers ids and tokens."""
+
+    def lease(count):
+        job_ids = [
+            job_id
+            for (job_id,) in owner.rows(
+                "update live_job set lease_owner = 'email-worker', attempt = 1,"
+                " leased_at = clock_timestamp(),"
+                " lease_expires_at = clock_timestamp() + interval '1 h',"
+                " lease_token_hash = sha256(job_id::text::bytea) where job_id in"
+                " (select job_id from live_job where lease_owner is null limit %s)"
+                " returning job_id",
+                count,
+            )
+        ]
+        return job_ids, [str(job_id) for job_id in job_ids]
+
+    return lease
+
+
+ENDINGS = {
+    "renew": "renew(%s, %s)",
+    "complete": "complete(%s, %s)",
+    "fail": "fail(%s, %s, 'c', false)",
+    "renew_many": "renew_many(%s, %s)",
+    "complete_many": "complete_many(%s, %s)",
+    "fail_many": "fail_many(%s, %s, array_fill('c'::text, %s), array_fill(false, %s))",
+    "inspect": "inspect(%s)",
+}
+
+
+@pytest.mark.parametrize("verb", ENDINGS)
+def test_a_plan_made_on_a_drained_queue_holds_once_it_is_full(
+    verb, drained, owner, connect, fill, lease, buffers
+):
+    worker = connect("email-worker")
+    worker.execute("set enable_indexscan to off")
+
+    def spend(count):
+        job_ids, tokens = lease(count)
+        arguments = [job_ids, tokens, [count], [count]]
+        if not verb.endswith("_many"):
+            arguments = [job_ids[0], tokens[0]]
+        statement = f"select {ENDINGS[verb]}"
+        needed = statement.count("%s")
+        return buffers(worker, statement, *arguments[:needed]) / (
+            count if verb.endswith("_many") else 1
+        )
+
+    fill(due=1)
+    spend(1)
+    fill(scheduled=10000)
+
+    assert spend(50) < 60
+
+
+def test_a_repeated_complete_reads_no_more_of_the_evidence_there_is(
+    drained, owner, worker, fill, lease, buffers
+):
+    fill(due=1)
+    (job_id,), (token,) = lease(1)
+    for _ in range(2):
+        worker.execute("select complete(%s, %s)", (job_id, token))
+    fill(ended=10000)
+
+    assert buffers(worker, "select complete(%s, %s)", job_id, token) < 60
+
+
+def test_purge_planned_on_empty_tables_holds_once_they_are_large(
+    by_hand, operator, fill, buffers
+):
+    operator.execute("select purge(clock_timestamp())")
+    fill(ended=5000, scheduled=5000)
+
+    assert buffers(operator, "select purge(clock_timestamp(), 20)") / 20 < 100
+
+
+@pytest.mark.parametrize("off", ["nestloop", "hashagg", "sort"])
+def test_a_claim_that_reclaims_reads_no_whole_index(
+    off, by_hand, owner, worker, fill, buffers
+):
+    worker.execute(f"set enable_{off} to off")
+    lapse = (
+        "update live_job set attempt = 1, leased_at = clock_timestamp(),"
+        " lease_expires_at = clock_timestamp(), lease_owner = 'spare-worker',"
+        " lease_token_hash = 't' where available_at < clock_timestamp()"
+    )
+    fill(due=5, scheduled=10000)
+    owner.execute(lapse)
+    worker.execute("select claim('email', 5)")
+    fill(due=5)
+    owner.execute(lapse)
+
+    assert buffers(worker, "select claim('email', 5)") < 150

@@ -254,7 +254,9 @@ def test_live_job_has_one_index_besides_its_key(owner):
     )
 
     assert len(indexes) == 1
-    assert indexes[0][0].endswith("(queue, available_at, job_id)")
+    assert indexes[0][0].endswith(
+        "(queue, available_at, job_id) WHERE (queue IS NOT NULL)"
+    )
 
 
 def test_every_column_of_text_is_compared_by_its_bytes(owner):

@@ -1,0 +1,525 @@
+"""Who is notified of a job, and when nothing is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from lenso_jobs.config import Configuration
+from lenso_jobs.operator import setup
+
+KINDS = ("owner", "producer", "worker", "observer", "operator")
+EMAIL = ("jobs_email", "email")
+SLOW = ("jobs_email", "slow")
+ENQUEUE = "select enqueue('email', 'send', '{}', %s)"
+ADVISORY = (
+    "select pid, mode from pg_locks where locktype = 'advisory' and database ="
+    " (select oid from pg_database where datname = current_database())"
+)
+
+
+def item(queue="email", key=None, **changes):
+    return {
+        "queue": queue,
+        "kind": "send",
+        "payload": {},
+        "idempotency_key": key or f"key-{uuid4()}",
+    } | changes
+
+
+@pytest.fixture
+def waiting(connect):
+    """Open a session that waits for queues as a worker does."""
+
+    def waiting(*queues, **parameters):
+        session = connect("email-worker", **parameters)
+        session.execute(f"listen {session.value('select current_schema()')}")
+        for queue in queues:
+            assert session.value(
+                "select pg_try_advisory_lock_shared(wait_key(%s))", queue
+            )
+        return session
+
+    return waiting
+
+
+@pytest.fixture
+def heard():
+    """Tell what a session has been notified of so far: all that precedes a marker."""
+
+    markers = set()
+
+    def heard(session):
+        marker = uuid4().hex
+        markers.add(marker)
+        session.execute("select pg_notify(current_schema(), %s)", (marker,))
+        found = []
+        with closing(session.notifies(timeout=20)) as notifications:
+            for notification in notifications:
+                if notification.payload == marker:
+                    return found
+                if notification.payload not in markers:
+                    found.append((notification.channel, notification.payload))
+        raise AssertionError("the marker did not arrive")
+
+    return heard
+
+
+@pytest.fixture
+def configure(owner, prefix):
+    """Call configure with the document in force, with changes."""
+
+    def configure(**changes):
+        document = {
+            "schema": "jobs_email",
+            "role_prefix": prefix,
+            "database_url_secret": "jobs/database-url",
+            "lease_seconds": 30,
+            "retry_base_seconds": 5,
+            "retry_max_seconds": 300,
+            "queues": ["email", "slow"],
+            "producer_instances": ["accounts", "organization"],
+            "worker_instances": ["email-worker", "spare-worker"],
+            "observer_instances": ["operations"],
+        } | changes
+        assert owner.value("select configure(%s::jsonb)", json.dumps(document))
+
+    return configure
+
+
+@pytest.fixture
+def enqueue_many(producer):
+    """Enqueue items as ``accounts``; answers their outcomes."""
+
+    def enqueue_many(*items):
+        return [
+            outcome
+            for (outcome,) in producer.rows(
+                "select outcome from enqueue_many(%s::jsonb)", json.dumps(items)
+            )
+        ]
+
+    return enqueue_many
+
+
+@pytest.fixture(params=["enqueue", "enqueue_many", "fail", "fail_many", "redrive"])
+def put(request, enqueue, enqueue_many, claim, worker, operator):
+    """Put a job into ``email``, each way in turn; what comes before is done by now."""
+    if request.param == "enqueue":
+        return enqueue
+    if request.param == "enqueue_many":
+        return lambda: enqueue_many(item(), item())
+    enqueue()
+    lease = claim()
+    if request.param == "fail":
+        return lambda: worker.execute("select fail(%s, %s, 'down', true)", lease)
+    if request.param == "fail_many":
+        return lambda: worker.execute(
+            "select fail_many(array[%s], array[%s], array['down'], array[true])", lease
+        )
+    worker.execute("select fail(%s, %s, 'down', false)", lease)
+    return lambda: operator.execute("select redrive(%s)", lease[:1])
+
+
+def test_whoever_waits_is_told_the_queue_s_name_and_nothing_else(put, waiting, heard):
+    waiter, another = waiting("email"), waiting("email")
+
+    put()
+
+    assert heard(waiter) == heard(another) == [EMAIL]
+
+
+def test_nothing_is_sent_while_nobody_waits_for_the_queue(put, waiting, heard):
+    listener, elsewhere = waiting(), waiting("slow")
+
+    put()
+
+    assert heard(listener) == heard(elsewhere) == []
+
+
+def test_nothing_is_sent_where_the_document_says_so(put, waiting, heard, configure):
+    waiter = waiting("email")
+    configure(notify=False)
+
+    put()
+
+    assert heard(waiter) == []
+    assert waiter.value("select wait_key('email')") is None
+
+
+def test_nothing_is_sent_once_the_last_waiter_has_gone(enqueue, waiting, heard):
+    listener, waiter, another = waiting(), waiting("email"), waiting("email")
+
+    waiter.execute("select pg_advisory_unlock_shared(wait_key('email'))")
+    enqueue()
+    while_one_waits = heard(listener)
+    another.execute("select pg_advisory_unlock_shared(wait_key('email'))")
+    enqueue()
+
+    assert while_one_waits == [EMAIL]
+    assert heard(listener) == []
+
+
+def test_a_notification_is_sent_as_the_transaction_commits(producer, waiting, heard):
+    waiter = waiting("email")
+
+    with producer.transaction():
+        producer.execute(ENQUEUE, ("a",))
+        producer.execute(ENQUEUE, ("b",))
+        before = heard(waiter)
+
+    assert before == []
+    assert heard(waiter) == [EMAIL]
+
+
+def test_what_is_rolled_back_notifies_nobody(producer, waiting, heard):
+    waiter = waiting("email")
+
+    with producer.transaction(force_rollback=True):
+        producer.execute(ENQUEUE, ("a",))
+    with producer.transaction():
+        with producer.transaction(force_rollback=True):
+            producer.execute(ENQUEUE, ("b",))
+        producer.execute("select enqueue('slow', 'send', '{}', 'c')")
+
+    assert heard(waiter) == []
+
+
+def test_a_repeated_enqueue_notifies_nobody(enqueue, waiting, heard):
+    enqueue(key="a")
+    waiter = waiting("email")
+
+    enqueue(key="a")
+
+    assert heard(waiter) == []
+
+
+def test_a_refused_enqueue_notifies_nobody(enqueue, producer, waiting, heard):
+    enqueue(key="a")
+    waiter = waiting("email")
+
+    with producer.refusing("LJ002"):
+        enqueue(key="a", kind="other")
+    with producer.refusing("LJ001"):
+        enqueue(key="b", kind="no kind")
+
+    assert heard(waiter) == []
+
+
+def test_a_batch_sends_one_notification_for_each_queue_that_got_a_job(
+    enqueue_many, waiting, heard
+):
+    waiter = waiting("email", "slow")
+
+    outcomes = enqueue_many(item(), item("slow"), item(), item("slow"), item())
+
+    assert outcomes == ["created"] * 5
+    assert sorted(heard(waiter)) == [EMAIL, SLOW]
+
+
+def test_a_batch_notifies_of_the_queues_that_are_waited_for_only(
+    enqueue_many, waiting, heard
+):
+    waiter = waiting("slow")
+
+    enqueue_many(item(), item("slow"))
+
+    assert heard(waiter) == [SLOW]
+
+
+def test_items_that_make_no_job_notify_nobody(enqueue, enqueue_many, waiting, heard):
+    enqueue(key="a", kind="send")
+    waiter = waiting("email", "slow")
+    useless = (
+        item(key="a"),
+        item(key="a", kind="other"),
+        item(kind="no kind"),
+        item("undeclared"),
+    )
+
+    outcomes = enqueue_many(*useless)
+    alone = heard(waiter)
+    enqueue_many(*useless, item("slow"))
+
+    assert outcomes == ["existing", "conflict", "invalid_job", "invalid_job"]
+    assert alone == []
+    assert heard(waiter) == [SLOW]
+
+
+def test_a_scheduled_job_is_notified_of_when_it_is_enqueued(enqueue, waiting, heard):
+    waiter = waiting("email")
+
+    enqueue(available_at="2040-01-01 00:00:00+00")
+
+    assert heard(waiter) == [EMAIL]
+
+
+def test_the_end_of_a_job_notifies_nobody(enqueue, claim, worker, waiting, heard):
+    enqueue(max_attempts=1)
+    enqueue()
+    enqueue()
+    last_attempt, refused, done = claim(), claim(), claim()
+    waiter = waiting("email")
+
+    worker.execute("select fail(%s, %s, 'down', true)", last_attempt)
+    worker.execute("select fail(%s, %s, 'down', false)", refused)
+    worker.execute("select complete(%s, %s)", done)
+
+    assert heard(waiter) == []
+
+
+def test_a_failure_reported_twice_is_notified_of_once(
+    enqueue, claim, worker, waiting, heard
+):
+    enqueue()
+    lease = claim()
+    waiter = waiting("email")
+
+    worker.execute("select fail(%s, %s, 'down', true)", lease)
+    worker.execute("select fail(%s, %s, 'down', true)", lease)
+
+    assert heard(waiter) == [EMAIL]
+
+
+def test_failures_notify_of_the_queues_that_got_a_job_back(
+    enqueue, claim, worker, waiting, heard
+):
+    leases = []
+    for queue in ("email", "email", "slow", "slow"):
+        enqueue(queue)
+        leases.append(claim(queue))
+    waiter = waiting("email", "slow")
+
+    outcomes = worker.rows(
+        "select outcome from fail_many("
+        "%s, %s, array['a', 'a', 'a', 'no code'], array[true, true, false, true])",
+        [job_id for job_id, _ in leases],
+        [token for _, token in leases],
+    )
+
+    assert outcomes == [("queued",), ("queued",), ("failed",), ("invalid_failure",)]
+    assert heard(waiter) == [EMAIL]
+
+
+# The key.
+
+
+def test_an_enqueue_leaves_no_advisory_lock_behind(
+    producer, enqueue_many, waiting, owner
+):
+    with producer.transaction():
+        producer.execute(ENQUEUE, ("a",))
+        enqueue_many(item())
+        while_nobody_waits = owner.rows(ADVISORY)
+    waiter = waiting("email")
+    with producer.transaction():
+        producer.execute(ENQUEUE, ("b",))
+        enqueue_many(item())
+        while_somebody_waits = owner.rows(ADVISORY)
+
+    assert while_nobody_waits == []
+    assert while_somebody_waits == [(waiter.pid, "ShareLock")]
+    assert owner.rows(ADVISORY) == [(waiter.pid, "ShareLock")]
+
+
+def test_a_session_that_waits_itself_keeps_its_key_through_an_enqueue(
+    producer, worker, enqueue, enqueue_many, owner
+):
+    key = worker.value("select wait_key('email')")
+    producer.execute("select pg_advisory_lock_shared(%s)", (key,))
+
+    with producer.transaction():
+        enqueue()
+        enqueue_many(item())
+
+    assert owner.rows(ADVISORY) == [(producer.pid, "ShareLock")]
+    assert producer.value("select pg_advisory_unlock_shared(%s)", key)
+    assert owner.rows(ADVISORY) == []
+
+
+def test_a_stranger_with_the_key_delays_nobody_and_wakes_who_cannot_get_it(
+    stranger, worker, producer, operator, waiting, heard, enqueue_many
+):
+    key = worker.value("select wait_key('email')")
+    stranger.execute("select pg_advisory_lock(%s)", (key,))
+    waiter = waiting()
+    for session in (producer, worker, operator, waiter):
+        session.execute("set lock_timeout = '1s'")
+
+    got_it = waiter.value("select pg_try_advisory_lock_shared(wait_key('email'))")
+    producer.execute(ENQUEUE, ("a",))
+    enqueue_many(item())
+    leases = worker.rows("select job_id, lease_token from claim('email', 2)")
+    for lease, retryable in zip(leases, (True, False), strict=True):
+        worker.execute("select fail(%s, %s, 'down', %s)", (*lease, retryable))
+    operator.execute("select redrive(%s)", leases[1][:1])
+
+    assert not got_it
+    assert heard(waiter) == [EMAIL] * 4
+
+
+def test_every_worker_is_told_the_same_key_and_each_queue_has_its_own(worker, rival):
+    email, slow = (worker.value("select wait_key(%s)", q) for q in ("email", "slow"))
+
+    assert rival.value("select wait_key('email')") == email
+    assert email != slow
+
+
+@pytest.mark.parametrize("queue", ["undeclared", "Email", "", None])
+def test_an_undeclared_queue_has_no_key(queue, worker):
+    with worker.refusing("LJ003"):
+        worker.value("select wait_key(%s)", queue)
+
+
+@pytest.mark.parametrize("role", ["producer", "observer", "operator", "stranger"])
+def test_only_workers_are_told_the_key(role, request):
+    session = request.getfixturevalue(role)
+
+    with session.refusing("42501"):
+        session.value("select jobs_email.wait_key('email')")
+
+
+# Further Instances.
+
+
+@pytest.fixture
+def names():
+    """Make up what role names begin with; the roles are dropped at the end."""
+    made = []
+
+    def names():
+        made.append(f"wake_{uuid4().hex[:10]}")
+        return made[-1]
+
+    yield names
+    with psycopg.connect(
+        os.environ["LENSO_JOBS_TEST_SERVER"], autocommit=True
+    ) as connection:
+        for name in made:
+            for kind in KINDS:
+                connection.execute(f"drop role if exists {name}_{kind}")
+
+
+@pytest.fixture
+def database(names, new_database):
+    """The name of an empty database, dropped before the roles of ``names`` are."""
+    return psycopg.conninfo.conninfo_to_dict(new_database())["dbname"]
+
+
+@pytest.fixture
+def new_instance(names, database, conninfo):
+    """Set an Instance up in that database; answers the parameters of its sessions."""
+
+    def new_instance(schema, *queues):
+        document = {
+            "schema": schema,
+            "role_prefix": names(),
+            "database_url_secret": "jobs/database-url",
+            "lease_seconds": 30,
+            "retry_base_seconds": 5,
+            "retry_max_seconds": 300,
+            "queues": queues,
+            "producer_instances": ["accounts"],
+            "worker_instances": ["email-worker"],
+        }
+        setup(
+            Configuration.from_json(json.dumps(document)),
+            psycopg.conninfo.make_conninfo(conninfo, dbname=database),
+        )
+        return {"dbname": database, "options": f"-c search_path={schema}"}
+
+    return new_instance
+
+
+def test_two_instances_in_one_database_wake_only_their_own(
+    new_instance, waiting, heard, connect
+):
+    one, other = new_instance("jobs_one", "email"), new_instance("jobs_two", "email")
+    waiter, neighbour = waiting("email", **one), waiting("email", **other)
+
+    connect("accounts", **other).execute(ENQUEUE, ("a",))
+    told_of_the_other = heard(waiter), heard(neighbour)
+    neighbour.execute("select pg_advisory_unlock_all()")
+    connect("accounts", **other).execute(ENQUEUE, ("b",))
+
+    keys = [
+        session.value("select wait_key('email')") for session in (waiter, neighbour)
+    ]
+    assert keys[0] != keys[1]
+    assert told_of_the_other == ([], [("jobs_two", "email")])
+    assert heard(waiter) == heard(neighbour) == []
+
+
+def test_the_longest_names_wake_too(new_instance, waiting, heard, connect):
+    schema, queue = "s" * 48, "Q" * 127 + "/"
+    instance = new_instance(schema, queue, "Q" * 128)
+    waiter = waiting(queue, **instance)
+    producer = connect("accounts", **instance)
+
+    for each in (queue, "Q" * 128):
+        producer.execute("select enqueue(%s, 'send', '{}', %s)", (each, each))
+
+    assert heard(waiter) == [(schema, queue)]
+
+
+# PREPARE TRANSACTION.
+
+
+@pytest.fixture
+def gid(owner):
+    """The name of a prepared transaction, which is rolled back if it is left."""
+    if owner.value("show max_prepared_transactions") == "0":
+        pytest.skip("the server's max_prepared_transactions is 0")
+    gid = f"wake-ups-{uuid4()}"
+    yield gid
+    if owner.rows("select from pg_prepared_xacts where gid = %s", gid):
+        owner.execute(f"rollback prepared '{gid}'")
+
+
+def test_an_enqueue_can_be_prepared_while_nobody_waits(
+    gid, producer, enqueue, claim, worker
+):
+    producer.execute("begin")
+    job_id = enqueue()
+    producer.execute(f"prepare transaction '{gid}'")
+    prepared = worker.rows("select * from claim('email')")
+    producer.execute(f"commit prepared '{gid}'")
+
+    assert prepared == []
+    assert claim()[0] == job_id
+
+
+def test_an_enqueue_can_be_prepared_at_any_time_where_nothing_is_sent(
+    gid, producer, enqueue, enqueue_many, worker, waiting, configure
+):
+    waiting("email")
+    configure(notify=False)
+
+    producer.execute("begin")
+    enqueue()
+    enqueue_many(item())
+    producer.execute(f"prepare transaction '{gid}'")
+    producer.execute(f"commit prepared '{gid}'")
+
+    assert len(worker.rows("select * from claim('email', 10)")) == 2
+
+
+def test_an_enqueue_that_notifies_cannot_be_prepared(
+    gid, producer, enqueue, waiting, heard, state
+):
+    waiter = waiting("email")
+    before = state()
+
+    producer.execute("begin")
+    enqueue()
+    with producer.refusing("0A000") as refused:
+        producer.execute(f"prepare transaction '{gid}'")
+
+    assert "NOTIFY" in str(refused.value)
+    assert state() == before
+    assert heard(waiter) == []
