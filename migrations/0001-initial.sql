@@ -1193,12 +1193,15 @@ comment on function _retry_at(
 ) is
 'When a failed attempt may be repeated: after base * 2^(attempt - 1) seconds, at most '
 'max, less what jitter takes off.';
+-- PL/pgSQL keeps the plan; a function in SQL would be planned by every call.
 create or replace function _wake(p_queue text)
 returns void
-language sql
+language plpgsql
 volatile
 as $$
-    select pg_notify(current_schema(), p_queue) from instance as i where i.notify
+begin
+    perform pg_notify(current_schema(), p_queue) from instance as i where i.notify;
+end;
 $$;
 comment on function _wake(text) is
 'Notifies the sessions that wait for a queue, on the channel named as the schema.';
@@ -1474,6 +1477,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
+    v_caller  text        := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;
@@ -1499,9 +1503,9 @@ begin
             )
             select
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
-                _caller(), p_queue, p_kind, p_idempotency_key, p_payload
+                v_caller, p_queue, p_kind, p_idempotency_key, p_payload
             from instance as i
-            where _caller() = any (i.producers) and p_queue = any (i.queues)
+            where v_caller = any (i.producers) and p_queue = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -1545,7 +1549,7 @@ begin
         from (
             select i.*
             from job as i
-            where i.producer = _caller() and i.idempotency_key = p_idempotency_key
+            where i.producer = v_caller and i.idempotency_key = p_idempotency_key
             offset 0
         ) as j
         order by j.job_id desc

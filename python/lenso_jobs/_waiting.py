@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import tuple_row
+from psycopg.pq import ExecStatus
 
 from lenso_jobs.errors import InvalidArgument
 
@@ -69,19 +69,27 @@ class Waiter:
         unlisten: bool,
     ) -> None:
         self._connection = connection
-        self._schema = schema
-        self._queue = queue
-        self._key = key
-        self._unlisten = unlisten
+        self._wanted = (schema, queue)
+        self._is_waker = key is not None
         self._is_held = False
         self.longest = POLLING_SECONDS if key is None else LISTENING_SECONDS
+        # Written beforehand: the last of them stands between a job and its handler.
+        channel, lock = sql.Identifier(schema), sql.Literal(key)
+        self._listen, self._lock, self._unlock, self._end = (
+            sql.SQL(text).format(channel=channel, lock=lock).as_bytes(connection)
+            for text in (
+                "listen {channel}; select pg_try_advisory_lock_shared({lock})",
+                "select pg_try_advisory_lock_shared({lock})",
+                ("unlisten {channel}; " if unlisten else "")
+                + "select pg_advisory_unlock_shared({lock})",
+                "unlisten {channel}" if unlisten else "",
+            )
+        )
 
     def __enter__(self) -> Self:
-        if self._key is not None:
+        if self._is_waker:
             try:
-                self._is_held = self._ask(
-                    "listen {0}; select pg_try_advisory_lock_shared({1})"
-                )
+                self._is_held = self._ask(self._listen)
             except BaseException:
                 self._is_held = True  # nobody can tell: let go of what there may be
                 self.__exit__()
@@ -89,40 +97,30 @@ class Waiter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._key is None or self._connection.closed:
-            return
-        self._ask(
-            ("unlisten {0};" if self._unlisten else "")
-            + (
-                "select pg_advisory_unlock_shared({1})"
-                if self._is_held
-                else "select true"
-            )
-        )
+        if self._is_waker and not self._connection.closed:
+            self._ask(self._unlock if self._is_held else self._end)
 
     def sleep(self, seconds: float) -> None:
         """Return when the queue's name arrives, or after *seconds*."""
-        if self._key is None:
+        if not self._is_waker:
             time.sleep(seconds)
             return
         if not self._is_held:
-            self._is_held = self._ask("select pg_try_advisory_lock_shared({1})")
+            self._is_held = self._ask(self._lock)
         with closing(self._connection.notifies(timeout=seconds)) as notifications:
             for notification in notifications:
-                if (notification.channel, notification.payload) == (
-                    self._schema,
-                    self._queue,
-                ):
+                if (notification.channel, notification.payload) == self._wanted:
                     return
 
-    def _ask(self, statements: str) -> bool:
+    def _ask(self, statements: bytes) -> bool:
         """Send statements without parameters together; answers the last one's value."""
-        text = sql.SQL(statements).format(
-            sql.Identifier(self._schema), sql.Literal(self._key)
-        )
-        with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
-            cursor.execute(text, prepare=False)
-            while cursor.nextset():
-                pass
-            row = cursor.fetchone()
-        return bool(row and row[0])
+        # libpq's own call, in half the time of a cursor's. It leaves notifications that
+        # came with the answer in libpq, where psycopg does not look.
+        pgconn = self._connection.pgconn
+        with self._connection.lock:
+            result = pgconn.exec_(statements)
+            while pgconn.notify_handler and (notification := pgconn.notifies()):
+                pgconn.notify_handler(notification)
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise psycopg.errors.error_from_result(result)
+        return bool(result.ntuples) and result.get_value(0, 0) == b"t"

@@ -16,6 +16,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
+    v_caller  text        := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;
@@ -41,9 +42,9 @@ begin
             )
             select
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
-                _caller(), p_queue, p_kind, p_idempotency_key, p_payload
+                v_caller, p_queue, p_kind, p_idempotency_key, p_payload
             from instance as i
-            where _caller() = any (i.producers) and p_queue = any (i.queues)
+            where v_caller = any (i.producers) and p_queue = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -87,7 +88,7 @@ begin
         from (
             select i.*
             from job as i
-            where i.producer = _caller() and i.idempotency_key = p_idempotency_key
+            where i.producer = v_caller and i.idempotency_key = p_idempotency_key
             offset 0
         ) as j
         order by j.job_id desc

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import measures
 import report
-from stage import describe, stage
+from stage import describe, serving, stage
 
 
 def main():
@@ -29,19 +29,24 @@ def main():
     options = parser.parse_args()
 
     rows, curves = {}, {}
-    for name in options.only:
-        started = time.monotonic()
-        with stage() as it:  # each on a server of its own, as it is after a start
-            machine = describe(it) | {"rounds": options.rounds, "scale": options.scale}
-            if name in measures.MEASURES:
-                run = measures.MEASURES[name].run
-                figures = run(it, options.rounds, options.scale)
-                rows[name] = report.summary(name, figures)
-            else:
-                curves[name] = getattr(measures, name)(it, options.scale)
-        ratio = f"{rows[name]['ratio']:.2f}" if name in rows else "plotted"
-        print(f"{name}: {ratio} ({time.monotonic() - started:.0f} s)", flush=True)
-    print(report.write(options.out, machine, rows, curves))
+    with serving() as server:
+        for name in options.only:
+            started = time.monotonic()
+            with stage(server) as it:
+                machine = describe(it) | {
+                    "rounds": options.rounds,
+                    "scale": options.scale,
+                }
+                if name in measures.MEASURES:
+                    run = measures.MEASURES[name].run
+                    figures = run(it, options.rounds, options.scale)
+                    rows[name] = report.summary(name, figures)
+                else:
+                    curves[name] = getattr(measures, name)(it, options.scale)
+            ratio = f"{rows[name]['ratio']:.2f}" if name in rows else "plotted"
+            print(f"{name}: {ratio} ({time.monotonic() - started:.0f} s)", flush=True)
+            table = report.write(options.out, machine, rows, curves)
+    print(table)
 
 
 if __name__ == "__main__":

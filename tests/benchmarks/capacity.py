@@ -15,7 +15,7 @@ from pathlib import Path
 
 from contenders import LensoJobs
 from measures import pairs
-from stage import describe, stage
+from stage import describe, serving, stage
 
 BATCH = 500
 
@@ -122,7 +122,7 @@ def main():
     parser.add_argument("--kept", type=int, default=10_000_000)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     options = parser.parse_args()
-    with stage() as it:
+    with serving() as server, stage(server) as it:
         answer = {"machine": describe(it), "a_job": costs(it, 5000)}
         it.empty()
         answer |= kept(it, options.kept)

@@ -409,11 +409,12 @@ def _add(seconds, call, since):
     return seconds
 
 
-def _flat(it, schema, rounds, size, prepare, **more):
+def _flat(it, schema, rounds, size, prepare, renew=lambda: None, **more):
     figures = {"none": [], "loaded": []}
     it.instance(schema)
     prepare(schema)
     for _ in range(rounds):
+        renew()
         spent = pairs(it, schema, 8, size, **more)
         for name, key in (("jobs_bench", "none"), (schema, "loaded")):
             figures[key].append(
@@ -432,14 +433,18 @@ def _flat(it, schema, rounds, size, prepare, **more):
 )
 def growth(it, rounds, scale):
     """Blocks in turn on two Instances, single calls."""
-    it.empty()
-    it.fill("jobs_bench", queued=int(10_000 * max(scale, 0.3)))
+
+    def renew():
+        it.empty()
+        it.fill("jobs_bench", queued=10_000)
+
     return _flat(
         it,
         "jobs_million",
         rounds,
         int(250 * scale),
         lambda schema: it.fill(schema, queued=int(1_000_000 * scale)),
+        renew,
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from contenders import PAYLOAD
 from lenso_jobs import Jobs
-from stage import describe, stage
+from stage import describe, serving, stage
 
 SCHEMA = "jobs_soak"
 SIZES = """
@@ -135,7 +135,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     options = parser.parse_args()
-    with stage() as it:
+    with serving() as server, stage(server) as it:
         machine = describe(it)
         samples, done, ended = soak(it, options.minutes * 60)
     options.out.mkdir(parents=True, exist_ok=True)

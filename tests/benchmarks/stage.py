@@ -22,7 +22,7 @@ from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import SERVER_URL, EmbeddedServer
 from lenso_jobs.operator import setup
 
-SETTINGS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "max_connections": "100"}
+SETTINGS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "min_wal_size": "1GB"}
 GROUPS = ("owner", "producer", "worker", "observer", "operator")
 
 TABLES = """
@@ -161,8 +161,8 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage():
-    """Yield a Stage, on a server that is stopped or a database that is dropped."""
+def serving():
+    """Yield the superuser's connection string of a server that has been running."""
     with contextlib.ExitStack() as stack:
         server = os.environ.get(SERVER_URL)
         if not server:
@@ -171,15 +171,33 @@ def stage():
             server = stack.enter_context(
                 EmbeddedServer(directory / "cluster", SETTINGS)
             ).conninfo()
-        name = f"lenso_jobs_bench_{uuid4().hex[:8]}"
-        with psycopg.connect(server, autocommit=True) as session:
-            session.execute(f"create database {name} template template0")
-        stack.callback(_drop, server, name)
+            # A new server makes the files of its log as it goes, and whoever writes
+            # more waits for more of them; one that has been running uses them again.
+            with psycopg.connect(server, autocommit=True) as session:
+                session.execute(
+                    "create table made as select n, repeat('x', 200) as filler"
+                    " from generate_series(1, 4000000) as n"
+                )
+                session.execute("drop table made")
+                session.execute("checkpoint")
+                session.execute("checkpoint")
+        yield server
+
+
+@contextlib.contextmanager
+def stage(server):
+    """Yield a Stage, in a database that is dropped."""
+    name = f"lenso_jobs_bench_{uuid4().hex[:8]}"
+    with psycopg.connect(server, autocommit=True) as session:
+        session.execute(f"create database {name} template template0")
+    try:
         it = Stage(make_conninfo(server, dbname=name))
         it.instance("jobs_bench")
         with it.connect() as session:
             session.execute(TABLES)
         yield it
+    finally:
+        _drop(server, name)
 
 
 def _drop(server, name):

@@ -4,14 +4,14 @@ import pytest
 
 import measures
 import report
-from stage import stage
+from stage import serving, stage
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.xdist_group("benchmark")]
 
 
 @pytest.mark.parametrize("name", ["growth", "running", "kept", "held", "purging"])
 def test_it_stays_flat(name):
-    with stage() as it:
+    with serving() as server, stage(server) as it:
         row = report.summary(name, measures.MEASURES[name].run(it, 3, 0.4))
 
     assert report.reached(row), (row["ratio"], row["figures"])

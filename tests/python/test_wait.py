@@ -682,7 +682,7 @@ def test_an_interruption_while_it_begins_to_listen_leaves_nothing_behind(
     with pytest.raises(Interrupted):
         look(working, 20)
 
-    assert asked[0].startswith("listen")
+    assert asked[0].startswith(b"listen")
     untouched(working, autocommit=True)
 
 
