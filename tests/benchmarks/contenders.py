@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from math import inf
 from queue import Queue
 from uuid import uuid4
 
@@ -55,11 +56,12 @@ class Floor:
             for _ in range(count):
                 copy.write_row(("email", TEXT))
 
-    def drain(self, limit):
-        """Claim and complete so many at a time until none is left."""
-        statement = CLAIM.format(table=self.table, limit=limit)
-        while jobs := self.cursor.execute(statement).fetchall():
+    def drain(self, limit, most=inf):
+        """Claim and complete so many at a time until none is left, or so many done."""
+        statement, done = CLAIM.format(table=self.table, limit=limit), 0
+        while done < most and (jobs := self.cursor.execute(statement).fetchall()):
             self.complete_many([job[0] for job in jobs])
+            done += len(jobs)
 
     def complete_many(self, ids):
         """Update the rows again."""
@@ -146,13 +148,15 @@ class LensoJobs:
                 ]
             )
 
-    def drain(self, limit):
-        """Claim on one connection and complete on the other, until none is left."""
+    def drain(self, limit, most=inf):
+        """Claim on one connection and complete on the other, as above."""
         batches = Queue(4)
         worker = threading.Thread(target=self._complete_all, args=(batches,))
         worker.start()
-        while leases := self.jobs.claim("email", limit):
+        done = 0
+        while done < most and (leases := self.jobs.claim("email", limit)):
             batches.put(leases)
+            done += len(leases)
         batches.put(None)
         worker.join()
 

@@ -78,8 +78,8 @@ def markdown(rows, machine):
         ),
         "",
         (
-            "| measure | lenso-jobs | ratio to | ratio | raw SQL with key and evidence"
-            " | asked | best of eight others |"
+            "| measure | lenso-jobs | measured against | ratio | raw SQL with key and"
+            " evidence | aimed at | best of eight others |"
         ),
         "|---|---:|---|---:|---:|---:|---:|",
     ]

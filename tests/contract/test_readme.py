@@ -175,3 +175,9 @@ def test_the_roles_table_says_what_was_granted(owner, prefix):
     )
 
     assert granted == said
+
+
+def test_the_figures_are_those_that_were_measured():
+    results = ROOT / "tests" / "benchmarks" / "results" / "results.md"
+
+    assert results.read_text(encoding="utf-8") in README
