@@ -478,7 +478,7 @@ returns bigint
 language sql
 stable
 as $$
-    select hashtextextended(p_queue, 'instance'::regclass::oid::bigint)
+    select hashtextextended(p_queue collate "C", 'instance'::regclass::oid::bigint)
 $$;
 comment on function _advisory_key(text) is
 'The number of a queue: its advisory lock, and the name of its claim floor.';
@@ -725,12 +725,17 @@ as $$
 $$;
 comment on function _is_batch(integer[], integer[]) is
 'Whether arrays of these dimensions and lengths are parallel lists of 1 to 1000 items.';
+-- Texts are compared by their bytes whatever collation a caller's columns give them:
+-- one that is not deterministic knows no patterns, two that differ no comparison.
 create or replace function _is_name(p_text text, p_length integer)
 returns boolean
 language sql
 stable
 as $$
-    select (length(p_text) <= p_length and p_text ~ '^[A-Za-z0-9._:/-]+$') is true
+    select (
+        length(p_text) <= p_length
+        and p_text collate "C" ~ '^[A-Za-z0-9._:/-]+$'
+    ) is true
 $$;
 comment on function _is_name(text, integer) is
 'Whether the text is 1 to p_length characters of A-Z a-z 0-9 . _ : / - alone.';
@@ -754,7 +759,8 @@ as $$
         and jsonb_typeof(p_payload) = 'object'
         and pg_column_size(p_payload || '{}') <= 256
         and length(concat(p_kind, p_idempotency_key, p_payload)) <= 256
-        and p_kind || ' ' || p_idempotency_key ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
+        and (p_kind || ' ' || p_idempotency_key) collate "C"
+        ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
 $$;
 comment on function _is_plainly_sound(text, jsonb, text, timestamptz, integer) is
 'Whether a small job to run at once is within every limit; its queue is not looked at.';
@@ -780,7 +786,7 @@ as $$
             length(p_queue) <= 128
             and length(p_kind) <= 256
             and length(p_idempotency_key) <= 256
-            and p_queue || ' ' || p_kind || ' ' || p_idempotency_key
+            and (p_queue || ' ' || p_kind || ' ' || p_idempotency_key) collate "C"
             ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
         ) is not true
             then _fault_of_names(p_queue, p_kind, p_idempotency_key)
@@ -1158,7 +1164,7 @@ language plpgsql
 stable
 as $$
 begin
-    if not exists (select from queue as q where q.queue = p_queue) then
+    if not exists (select from queue as q where q.queue = p_queue collate "C") then
         raise exception using
             errcode = 'LJ003',
             message = 'queue is not declared',
@@ -1219,7 +1225,7 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 declare
-    v_caller   text;
+    v_caller   text        collate "C";
     v_lease    interval;
     v_is_known boolean;
     v_floor    text;
@@ -1229,7 +1235,7 @@ declare
     := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 begin
     select
-        _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues),
+        _caller(), make_interval(secs => i.lease_seconds), p_queue collate "C" = any (i.queues),
         'lenso_jobs.floor_' || to_hex(_advisory_key(p_queue))
     into v_caller, v_lease, v_is_known, v_floor
     from instance as i
@@ -1267,7 +1273,7 @@ begin
                     select d.ctid
                     from live_job as d
                     where
-                        d.queue = p_queue
+                        d.queue = p_queue collate "C"
                         and d.available_at <= v_now
                         and (d.lease_expires_at is null or d.lease_expires_at <= v_now)
                     order by d.available_at, d.job_id
@@ -1295,7 +1301,8 @@ begin
     end if;
 
     return query
-    select d.* from _lease_due(p_queue, p_limit, v_caller, v_lease, v_floor) as d;
+    select d.*
+    from _lease_due(p_queue collate "C", p_limit, v_caller, v_lease, v_floor) as d;
 end;
 $$;
 comment on function claim(text, integer) is
@@ -1378,7 +1385,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller text := _caller();
+    v_caller text collate "C" := _caller();
     v_rows   tid[];
     v_ended  integer;
 begin
@@ -1477,7 +1484,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
-    v_caller  text        := _caller();
+    v_caller  text        collate "C" := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;
@@ -1505,7 +1512,9 @@ begin
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
                 v_caller, p_queue, p_kind, p_idempotency_key, p_payload
             from instance as i
-            where v_caller = any (i.producers) and p_queue = any (i.queues)
+            where
+                v_caller = any (i.producers)
+                and p_queue collate "C" = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -1522,7 +1531,9 @@ begin
         end if;
 
         perform _require_producer();
-        if not exists (select from instance as i where p_queue = any (i.queues)) then
+        if not exists (
+            select from instance as i where p_queue collate "C" = any (i.queues)
+        ) then
             v_fault := coalesce(
                 v_fault,
                 _job_fault(
@@ -1543,13 +1554,17 @@ begin
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
-            = (p_queue, p_kind, p_payload, p_max_attempts)
+            = (
+                p_queue collate "C", p_kind collate "C", p_payload, p_max_attempts
+            )
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
         from (
             select i.*
             from job as i
-            where i.producer = v_caller and i.idempotency_key = p_idempotency_key
+            where
+                i.producer = v_caller
+                and i.idempotency_key = p_idempotency_key collate "C"
             offset 0
         ) as j
         order by j.job_id desc
@@ -1758,7 +1773,7 @@ begin
             a.job_id = p_job_id
             and a.lease_token_hash = v_hash
             and a.worker = _caller()
-            and a.failure_code = p_failure_code
+            and a.failure_code = p_failure_code collate "C"
             and a.retryable = p_retryable;
         if found then
             return v_answer;
@@ -1836,7 +1851,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller    text := _caller();
+    v_caller    text collate "C" := _caller();
     v_rows      tid[];
     v_job_ids   uuid[];
     v_codes     text[];
@@ -1964,7 +1979,7 @@ begin
         on
             a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
             and a.worker = v_caller
-            and a.failure_code = i.failure_code
+            and a.failure_code = i.failure_code collate "C"
             and a.retryable = i.retryable
     order by i.ordinality;
 end;
@@ -1998,7 +2013,7 @@ begin
 
     select l.available_at::timestamptz into v_queued
     from live_job as l
-    where l.queue = p_queue and l.lease_expires_at is null
+    where l.queue = p_queue collate "C" and l.lease_expires_at is null
     order by l.available_at, l.job_id
     limit 1;
     if v_queued <= v_now then
@@ -2008,7 +2023,7 @@ begin
     -- Nothing is due, so whatever lies before now is running, and only that is read.
     select min(l.lease_expires_at)::timestamptz into v_lapsing
     from live_job as l
-    where l.queue = p_queue and l.available_at <= v_now;
+    where l.queue = p_queue collate "C" and l.available_at <= v_now;
     return least(v_queued, v_lapsing);
 end;
 $$;

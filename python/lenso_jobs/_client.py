@@ -35,6 +35,7 @@ from lenso_jobs.errors import (
     InvalidQueue,
     JobNotFound,
     refusal,
+    translated,
 )
 
 if TYPE_CHECKING:
@@ -390,14 +391,12 @@ class Jobs:
     def _all(
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
     ) -> list[Row]:
-        try:
-            with self._transaction() as connection, _cursor(connection, row) as cursor:
-                return cursor.execute(statement, arguments, binary=True).fetchall()
-        except psycopg.Error as error:
-            refused = refusal(error)
-            if refused is None:
-                raise
-            raise refused from error
+        with (
+            translated(),
+            self._transaction() as connection,
+            _cursor(connection, row) as cursor,
+        ):
+            return cursor.execute(statement, arguments, binary=True).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

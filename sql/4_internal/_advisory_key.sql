@@ -5,7 +5,7 @@ returns bigint
 language sql
 stable
 as $$
-    select hashtextextended(p_queue, 'instance'::regclass::oid::bigint)
+    select hashtextextended(p_queue collate "C", 'instance'::regclass::oid::bigint)
 $$;
 comment on function _advisory_key(text) is
 'The number of a queue: its advisory lock, and the name of its claim floor.';

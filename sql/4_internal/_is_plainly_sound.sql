@@ -18,7 +18,8 @@ as $$
         and jsonb_typeof(p_payload) = 'object'
         and pg_column_size(p_payload || '{}') <= 256
         and length(concat(p_kind, p_idempotency_key, p_payload)) <= 256
-        and p_kind || ' ' || p_idempotency_key ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
+        and (p_kind || ' ' || p_idempotency_key) collate "C"
+        ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
 $$;
 comment on function _is_plainly_sound(text, jsonb, text, timestamptz, integer) is
 'Whether a small job to run at once is within every limit; its queue is not looked at.';

@@ -20,7 +20,7 @@ as $$
             length(p_queue) <= 128
             and length(p_kind) <= 256
             and length(p_idempotency_key) <= 256
-            and p_queue || ' ' || p_kind || ' ' || p_idempotency_key
+            and (p_queue || ' ' || p_kind || ' ' || p_idempotency_key) collate "C"
             ~ '^[A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+ [A-Za-z0-9._:/-]+$'
         ) is not true
             then _fault_of_names(p_queue, p_kind, p_idempotency_key)

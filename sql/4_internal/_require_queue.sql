@@ -4,7 +4,7 @@ language plpgsql
 stable
 as $$
 begin
-    if not exists (select from queue as q where q.queue = p_queue) then
+    if not exists (select from queue as q where q.queue = p_queue collate "C") then
         raise exception using
             errcode = 'LJ003',
             message = 'queue is not declared',

@@ -12,7 +12,7 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 declare
-    v_caller   text;
+    v_caller   text        collate "C";
     v_lease    interval;
     v_is_known boolean;
     v_floor    text;
@@ -22,7 +22,7 @@ declare
     := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 begin
     select
-        _caller(), make_interval(secs => i.lease_seconds), p_queue = any (i.queues),
+        _caller(), make_interval(secs => i.lease_seconds), p_queue collate "C" = any (i.queues),
         'lenso_jobs.floor_' || to_hex(_advisory_key(p_queue))
     into v_caller, v_lease, v_is_known, v_floor
     from instance as i
@@ -60,7 +60,7 @@ begin
                     select d.ctid
                     from live_job as d
                     where
-                        d.queue = p_queue
+                        d.queue = p_queue collate "C"
                         and d.available_at <= v_now
                         and (d.lease_expires_at is null or d.lease_expires_at <= v_now)
                     order by d.available_at, d.job_id
@@ -88,7 +88,8 @@ begin
     end if;
 
     return query
-    select d.* from _lease_due(p_queue, p_limit, v_caller, v_lease, v_floor) as d;
+    select d.*
+    from _lease_due(p_queue collate "C", p_limit, v_caller, v_lease, v_floor) as d;
 end;
 $$;
 comment on function claim(text, integer) is

@@ -14,7 +14,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller text := _caller();
+    v_caller text collate "C" := _caller();
     v_rows   tid[];
     v_ended  integer;
 begin

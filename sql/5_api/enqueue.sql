@@ -16,7 +16,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
-    v_caller  text        := _caller();
+    v_caller  text        collate "C" := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;
@@ -44,7 +44,9 @@ begin
                 _new_job_id(v_now), v_now, p_available_at, p_max_attempts,
                 v_caller, p_queue, p_kind, p_idempotency_key, p_payload
             from instance as i
-            where v_caller = any (i.producers) and p_queue = any (i.queues)
+            where
+                v_caller = any (i.producers)
+                and p_queue collate "C" = any (i.queues)
             on conflict (producer, idempotency_key) do nothing
             returning job_id, true into v_answer;
         end if;
@@ -61,7 +63,9 @@ begin
         end if;
 
         perform _require_producer();
-        if not exists (select from instance as i where p_queue = any (i.queues)) then
+        if not exists (
+            select from instance as i where p_queue collate "C" = any (i.queues)
+        ) then
             v_fault := coalesce(
                 v_fault,
                 _job_fault(
@@ -82,13 +86,17 @@ begin
         select
             j.job_id,
             (j.queue, j.kind, j.payload, j.max_attempts)
-            = (p_queue, p_kind, p_payload, p_max_attempts)
+            = (
+                p_queue collate "C", p_kind collate "C", p_payload, p_max_attempts
+            )
             and j.available_at is not distinct from p_available_at
         into v_answer.job_id, v_is_same
         from (
             select i.*
             from job as i
-            where i.producer = v_caller and i.idempotency_key = p_idempotency_key
+            where
+                i.producer = v_caller
+                and i.idempotency_key = p_idempotency_key collate "C"
             offset 0
         ) as j
         order by j.job_id desc

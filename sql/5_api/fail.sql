@@ -49,7 +49,7 @@ begin
             a.job_id = p_job_id
             and a.lease_token_hash = v_hash
             and a.worker = _caller()
-            and a.failure_code = p_failure_code
+            and a.failure_code = p_failure_code collate "C"
             and a.retryable = p_retryable;
         if found then
             return v_answer;

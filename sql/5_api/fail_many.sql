@@ -19,7 +19,7 @@ set enable_nestloop = on
 set enable_indexscan = on
 as $$
 declare
-    v_caller    text := _caller();
+    v_caller    text collate "C" := _caller();
     v_rows      tid[];
     v_job_ids   uuid[];
     v_codes     text[];
@@ -147,7 +147,7 @@ begin
         on
             a.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
             and a.worker = v_caller
-            and a.failure_code = i.failure_code
+            and a.failure_code = i.failure_code collate "C"
             and a.retryable = i.retryable
     order by i.ordinality;
 end;

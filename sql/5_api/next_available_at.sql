@@ -23,7 +23,7 @@ begin
 
     select l.available_at::timestamptz into v_queued
     from live_job as l
-    where l.queue = p_queue and l.lease_expires_at is null
+    where l.queue = p_queue collate "C" and l.lease_expires_at is null
     order by l.available_at, l.job_id
     limit 1;
     if v_queued <= v_now then
@@ -33,7 +33,7 @@ begin
     -- Nothing is due, so whatever lies before now is running, and only that is read.
     select min(l.lease_expires_at)::timestamptz into v_lapsing
     from live_job as l
-    where l.queue = p_queue and l.available_at <= v_now;
+    where l.queue = p_queue collate "C" and l.available_at <= v_now;
     return least(v_queued, v_lapsing);
 end;
 $$;
