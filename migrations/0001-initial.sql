@@ -909,15 +909,15 @@ as $$
 declare
     v_setting text        := current_setting(p_floor, true);
     v_hint    text[]      := _claim_floor(v_setting);
-    v_full_us bigint      := v_hint[3];
+    v_full_us bigint      := v_hint[3]::bigint;
     v_took_us bigint      := least(v_hint[4]::bigint, 600000);
     v_now     timestamptz := clock_timestamp();
-    v_us      bigint      := date_part('epoch', v_now) * 1000000;
-    v_slow    integer     := v_hint[5];
+    v_us      bigint      := (date_part('epoch', v_now) * 1000000)::bigint;
+    v_slow    integer     := v_hint[5]::integer;
     v_is_slow boolean     := false;
     v_read    bigint      := _entries_read();
-    v_from_at timestamptz := '-infinity';
-    v_from_id uuid        := '00000000-0000-0000-0000-000000000000';
+    v_from_at timestamptz := timestamptz '-infinity';
+    v_from_id uuid        := uuid '00000000-0000-0000-0000-000000000000';
     v_secret  bytea
     := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
     v_rows    tid[];
@@ -934,7 +934,7 @@ begin
     then
         v_is_slow := true;
         v_from_at := timestamptz 'epoch' + v_hint[1]::bigint * interval '1 microsecond';
-        v_from_id := v_hint[2];
+        v_from_id := v_hint[2]::uuid;
     end if;
 
     loop
@@ -960,14 +960,15 @@ begin
         if v_from_at = '-infinity' then
             v_full_us := v_us;
             v_slow := case when v_is_slow then v_slow when v_slow = 1 then 2 else 1 end;
-            v_took_us := date_part('epoch', clock_timestamp() - v_now) * 1000000;
+            v_took_us
+            := (date_part('epoch', clock_timestamp() - v_now) * 1000000)::bigint;
             v_is_slow
             := _entries_read() - v_read - coalesce(cardinality(v_due), 0) > 100;
         end if;
         if v_due is null then
             exit when v_from_at = '-infinity' or v_leased is not null;
             exit when v_took_us >= 2000 and v_us - v_full_us < 50 * v_took_us;
-            v_from_at := '-infinity';
+            v_from_at := timestamptz '-infinity';
             v_now := clock_timestamp();
             v_read := _entries_read();
             continue;
@@ -1655,7 +1656,8 @@ begin
             from fresh as f
             returning queue
         )
-        select count(*), array_agg(distinct l.queue) into v_count, v_filled
+        select count(*)::integer, array_agg(distinct l.queue)
+        into v_count, v_filled
         from live as l;
         perform _wake(q.queue)
         from unnest(v_filled) as q (queue)

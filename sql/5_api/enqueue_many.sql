@@ -67,7 +67,8 @@ begin
             from fresh as f
             returning queue
         )
-        select count(*), array_agg(distinct l.queue) into v_count, v_filled
+        select count(*)::integer, array_agg(distinct l.queue)
+        into v_count, v_filled
         from live as l;
         perform _wake(q.queue)
         from unnest(v_filled) as q (queue)

@@ -96,6 +96,7 @@ class Stage:
             "scheduled": (scheduled, "interval '-30 days'", "null"),
             "running": (running, "interval '2 hours'", "1"),
         }
+        mark = uuid4().hex[:8]
         with self.connect(options=f"-c search_path={schema}") as session:
             for kind, (count, age, attempt) in kinds.items():
                 for first in range(1, count + 1, 100_000):
@@ -108,7 +109,7 @@ class Stage:
                             )
                             select
                                 _new_job_id(clock_timestamp()), clock_timestamp(), 3,
-                                'bench', 'email', 'send', format('{kind}-%%s', n), '{{}}'
+                                'bench', 'email', 'send', format('{kind}-{mark}-%%s', n), '{{}}'
                             from generate_series(%s::integer, %s::integer) as n
                             returning job_id
                         )
@@ -133,7 +134,7 @@ class Stage:
                     )
             for first in range(1, ended + 1, 100_000):
                 session.execute(
-                    """
+                    f"""
                     with made as (
                         insert into job (
                             job_id, created_at, max_attempts, producer, queue, kind,
@@ -141,8 +142,8 @@ class Stage:
                         )
                         select
                             _new_job_id(clock_timestamp()), clock_timestamp(), 3,
-                            'bench', 'email', 'send', format('ended-%%s', n),
-                            '{"to": "someone@example.com", "template": "welcome"}'
+                            'bench', 'email', 'send', format('ended-{mark}-%%s', n),
+                            '{{"to": "someone@example.com", "template": "welcome"}}'
                         from generate_series(%s::integer, %s::integer) as n
                         returning job_id
                     )

@@ -54,6 +54,13 @@ def read_until(process, words):
     raise AssertionError("".join(lines) + process.stderr.read())
 
 
+def read_rest(process):
+    """Read what is left; communicate would not see the lines that were read ahead."""
+    rest = process.stdout.read()
+    _, err = process.communicate(timeout=60)
+    return rest, err
+
+
 def server_of(process):
     """Find the server that a demonstration started: its process id and directory."""
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -106,7 +113,7 @@ def test_a_demonstration_on_its_own_server_shows_four_fates_and_leaves_nothing(d
     server, directory = server_of(process)
     assert directory.is_dir()
 
-    rest, err = process.communicate(timeout=60)
+    rest, err = read_rest(process)
 
     assert (process.returncode, err) == (0, "")
     assert_all_four_fates(begun + rest)
@@ -124,7 +131,7 @@ def test_a_demonstration_that_is_stopped_leaves_nothing(number, code, demo):
     server, directory = server_of(process)
 
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = read_rest(process)
 
     assert process.returncode == code
     assert "Traceback" not in err
@@ -167,7 +174,7 @@ def test_a_demonstration_on_a_given_server_leaves_no_database_and_no_role(
 
     if number is not None:
         process.send_signal(number)
-    rest, err = process.communicate(timeout=60)
+    rest, err = read_rest(process)
 
     assert process.returncode == code, err
     assert len(made) >= 7
