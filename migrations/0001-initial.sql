@@ -1236,7 +1236,8 @@ declare
     := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 begin
     select
-        _caller(), make_interval(secs => i.lease_seconds), p_queue collate "C" = any (i.queues),
+        _caller(), make_interval(secs => i.lease_seconds),
+        p_queue collate "C" = any (i.queues),
         'lenso_jobs.floor_' || to_hex(_advisory_key(p_queue))
     into v_caller, v_lease, v_is_known, v_floor
     from instance as i
@@ -1485,7 +1486,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
-    v_caller  text        collate "C" := _caller();
+    v_caller  text collate "C" := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;

@@ -22,7 +22,8 @@ declare
     := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 begin
     select
-        _caller(), make_interval(secs => i.lease_seconds), p_queue collate "C" = any (i.queues),
+        _caller(), make_interval(secs => i.lease_seconds),
+        p_queue collate "C" = any (i.queues),
         'lenso_jobs.floor_' || to_hex(_advisory_key(p_queue))
     into v_caller, v_lease, v_is_known, v_floor
     from instance as i

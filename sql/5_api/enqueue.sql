@@ -16,7 +16,7 @@ set enable_seqscan = off
 set enable_indexscan = on
 as $$
 declare
-    v_caller  text        collate "C" := _caller();
+    v_caller  text collate "C" := _caller();
     v_now     timestamptz := clock_timestamp();
     v_fault   text;
     v_answer  enqueued_job;
