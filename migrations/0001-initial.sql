@@ -900,6 +900,7 @@ create or replace function _lease_due(
     p_limit integer,
     p_caller text,
     p_lease interval,
+    p_secret bytea,
     p_floor text
 )
 returns setof leased_job
@@ -918,8 +919,6 @@ declare
     v_read    bigint      := _entries_read();
     v_from_at timestamptz := timestamptz '-infinity';
     v_from_id uuid        := uuid '00000000-0000-0000-0000-000000000000';
-    v_secret  bytea
-    := uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
     v_rows    tid[];
     v_due     uuid[];
     v_due_at  timestamptz;
@@ -993,13 +992,13 @@ begin
                 lease_expires_at = v_now + p_lease,
                 lease_owner = p_caller,
                 lease_token_hash
-                = sha256(convert_to(_lease_token(v_secret, l.job_id), 'UTF8'))
+                = sha256(convert_to(_lease_token(p_secret, l.job_id), 'UTF8'))
             where l.ctid = any (v_rows) and l.attempt < l.max_attempts
             returning l.*
         )
         select
             l.job_id, l.queue::text, j.kind::text, j.payload::jsonb,
-            l.attempt, l.max_attempts, _lease_token(v_secret, l.job_id),
+            l.attempt, l.max_attempts, _lease_token(p_secret, l.job_id),
             l.lease_expires_at::timestamptz, j.created_at::timestamptz
         from leased as l
         cross join lateral (
@@ -1033,7 +1032,7 @@ begin
     end if;
 end;
 $$;
-comment on function _lease_due(text, integer, text, interval, text) is
+comment on function _lease_due(text, integer, text, interval, bytea, text) is
 'Leases up to p_limit due jobs for claim, reclaims lapsed leases among them, and keeps '
 'the claim floor of the session.';
 -- Two random UUIDs hold 244 random bits. One secret serves the jobs of one claim: no
@@ -1304,7 +1303,9 @@ begin
 
     return query
     select d.*
-    from _lease_due(p_queue collate "C", p_limit, v_caller, v_lease, v_floor) as d;
+    from _lease_due(
+        p_queue collate "C", p_limit, v_caller, v_lease, v_secret, v_floor
+    ) as d;
 end;
 $$;
 comment on function claim(text, integer) is

@@ -34,8 +34,7 @@ from lenso_jobs.errors import (
     InvalidLease,
     InvalidQueue,
     JobNotFound,
-    refusal,
-    translated,
+    Translated,
 )
 
 if TYPE_CHECKING:
@@ -360,20 +359,12 @@ class Jobs:
         source = self._source
         if not isinstance(source, psycopg.Connection):
             return self._all(row, statement, arguments)
-        try:
-            with self._kept_lock:
-                cursor = self._kept_cursor(source, row, statement)
-                if self._caller is None:
-                    cursor.execute(statement, arguments, binary=True)
-                    return cursor.fetchall()
-                with _acting_as(source, self._caller):
-                    cursor.execute(statement, arguments, binary=True)
-                    return cursor.fetchall()
-        except psycopg.Error as error:
-            refused = refusal(error)
-            if refused is None:
-                raise
-            raise refused from error
+        with self._kept_lock, Translated():
+            cursor = self._kept_cursor(source, row, statement)
+            if self._caller is None:
+                return cursor.execute(statement, arguments, binary=True).fetchall()
+            with _acting_as(source, self._caller):
+                return cursor.execute(statement, arguments, binary=True).fetchall()
 
     def _kept_cursor(
         self, connection: Connection, row: BaseRowFactory[Row], statement: bytes
@@ -392,7 +383,7 @@ class Jobs:
         self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
     ) -> list[Row]:
         with (
-            translated(),
+            Translated(),
             self._transaction() as connection,
             _cursor(connection, row) as cursor,
         ):

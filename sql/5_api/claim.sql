@@ -90,7 +90,9 @@ begin
 
     return query
     select d.*
-    from _lease_due(p_queue collate "C", p_limit, v_caller, v_lease, v_floor) as d;
+    from _lease_due(
+        p_queue collate "C", p_limit, v_caller, v_lease, v_secret, v_floor
+    ) as d;
 end;
 $$;
 comment on function claim(text, integer) is

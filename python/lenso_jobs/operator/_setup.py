@@ -16,7 +16,7 @@ from yoyo import get_backend, read_migrations
 from yoyo.exceptions import LockTimeout
 
 from lenso_jobs._assets import asset_dir
-from lenso_jobs.errors import JobsError, translated
+from lenso_jobs.errors import JobsError, Translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def bootstrap(
     script = (asset_dir("sql") / "bootstrap.sql").read_text(encoding="utf-8")
     for attempt in range(_TRIES):
         try:
-            with translated(), connection.transaction():
+            with Translated(), connection.transaction():
                 connection.execute(
                     "select set_config('lenso_jobs.document', %s, true)",
                     (configuration.document(),),
@@ -196,7 +196,7 @@ def _configure(
         sql.Identifier(configuration.schema_)
     )
     try:
-        with translated():
+        with Translated():
             row = connection.execute(statement, (configuration.document(),)).fetchone()
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         raise OperatorError(
