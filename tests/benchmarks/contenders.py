@@ -28,8 +28,9 @@ class Floor:
     """A plain table: no key, no evidence, no fence, no roles."""
 
     table = "floor_job"
+    batch = 100
 
-    def __init__(self, session):
+    def __init__(self, session, second=None):  # noqa: ARG002 - as the others are opened
         self.cursor = session.cursor()
         self.claim_one = CLAIM.format(table=self.table, limit=1)
 
@@ -56,9 +57,9 @@ class Floor:
             for _ in range(count):
                 copy.write_row(("email", TEXT))
 
-    def drain(self, limit, most=inf):
-        """Claim and complete so many at a time until none is left, or so many done."""
-        statement, done = CLAIM.format(table=self.table, limit=limit), 0
+    def drain(self, most=inf):
+        """Claim and complete batches until none is left, or so many are done."""
+        statement, done = CLAIM.format(table=self.table, limit=self.batch), 0
         while done < most and (jobs := self.cursor.execute(statement).fetchall()):
             self.complete_many([job[0] for job in jobs])
             done += len(jobs)
@@ -116,7 +117,9 @@ class Kept(Floor):
 class LensoJobs:
     """This project, through its own client."""
 
-    def __init__(self, session, schema="jobs_bench", second=None):
+    batch = 500
+
+    def __init__(self, session, second=None, schema="jobs_bench"):
         self.jobs = Jobs(session, schema)
         self.second = second and Jobs(second, schema)
 
@@ -148,13 +151,13 @@ class LensoJobs:
                 ]
             )
 
-    def drain(self, limit, most=inf):
+    def drain(self, most=inf):
         """Claim on one connection and complete on the other, as above."""
         batches = Queue(4)
         worker = threading.Thread(target=self._complete_all, args=(batches,))
         worker.start()
         done = 0
-        while done < most and (leases := self.jobs.claim("email", limit)):
+        while done < most and (leases := self.jobs.claim("email", self.batch)):
             batches.put(leases)
             done += len(leases)
         batches.put(None)

@@ -12,6 +12,7 @@ import random
 import statistics
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +83,9 @@ def enqueue_one(it, rounds, scale):
     return figures
 
 
-def _enqueue_for(conninfo, name, schema, seconds, results):
-    import psycopg  # noqa: PLC0415 - in a process of its own
-
-    options = "-c role=bench"
-    with psycopg.connect(conninfo, autocommit=True, options=options) as session:
-        contender = LensoJobs(session, schema) if schema else OPEN[name](session)
+def _enqueue_for(it, name, more, seconds, results):
+    with it.worker() as session:
+        contender = OPEN[name](session, **more)
         for _ in range(20):
             contender.enqueue()
         count, end = 0, time.perf_counter() + seconds
@@ -97,14 +95,12 @@ def _enqueue_for(conninfo, name, schema, seconds, results):
         results.put(count / seconds)
 
 
-def in_processes(it, producers, name, schema=None, seconds=2.0):
+def in_processes(it, producers, name, seconds, **more):
     """The rate of so many producers together, each a process."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [
-        context.Process(
-            target=_enqueue_for, args=(it.conninfo, name, schema, seconds, results)
-        )
+        context.Process(target=_enqueue_for, args=(it, name, more, seconds, results))
         for _ in range(producers)
     ]
     for process in processes:
@@ -122,14 +118,13 @@ def enqueue_four(it, rounds, scale):
     for _ in range(rounds):
         it.empty()
         for name in shuffled(OPEN):
-            figures[name].append(in_processes(it, 4, name, seconds=3 * scale))
+            figures[name].append(in_processes(it, 4, name, 3 * scale))
     return figures
 
 
 @measure(
     "bulk enqueue of 10,000, one connection",
     "jobs/s",
-    must=None,
     peers="0.28 (no caller's keys)",
 )
 def bulk_one(it, rounds, scale):
@@ -147,11 +142,8 @@ def bulk_one(it, rounds, scale):
     return figures
 
 
-def _bulk_for(conninfo, name, count, ready, results):
-    import psycopg  # noqa: PLC0415 - in a process of its own
-
-    options = "-c role=bench"
-    with psycopg.connect(conninfo, autocommit=True, options=options) as session:
+def _bulk_for(it, name, count, ready, results):
+    with it.worker() as session:
         contender = OPEN[name](session)
         contender.bulk(1000)
         ready.wait()
@@ -172,7 +164,7 @@ def bulk_two(it, rounds, scale):
             ready, results = context.Barrier(2), context.Queue()
             processes = [
                 context.Process(
-                    target=_bulk_for, args=(it.conninfo, name, count, ready, results)
+                    target=_bulk_for, args=(it, name, count, ready, results)
                 )
                 for _ in range(2)
             ]
@@ -201,23 +193,22 @@ def drain(it, rounds, scale):
         for name in shuffled(OPEN):
             it.empty()
             with it.worker() as session, it.worker() as second:
-                more = {"second": second} if name == OURS else {}
-                contender = OPEN[name](session, **more)
+                contender = OPEN[name](session, second)
                 contender.bulk(1000)
-                contender.drain(100)
+                contender.drain()
                 contender.bulk(count)
                 vacuum(it)
                 started = time.perf_counter()
-                contender.drain(500 if name == OURS else 100)
+                contender.drain()
                 figures[name].append(count / (time.perf_counter() - started))
     return figures
 
 
-def vacuum(it, schema="jobs_bench"):
+def vacuum(it):
     """What autovacuum would do, now."""
     with it.connect() as session:
         session.execute(
-            f"vacuum analyze floor_job, kept_job, {schema}.live_job, {schema}.job"
+            "vacuum analyze floor_job, kept_job, jobs_bench.live_job, jobs_bench.job"
         )
 
 
@@ -376,37 +367,34 @@ def pairs(it, schema, blocks, size, calls=("claim", "complete"), beside=None):
     spent = {name: {call: [] for call in calls} for name in ("jobs_bench", schema)}
     with contextlib.ExitStack() as stack:
         contenders = {
-            name: LensoJobs(stack.enter_context(it.worker()), name) for name in spent
+            name: LensoJobs(stack.enter_context(it.worker()), schema=name)
+            for name in spent
         }
         for block in range(blocks + 1):
             for name in shuffled(contenders):
-                contender, seconds = contenders[name], dict.fromkeys(calls, 0.0)
+                contender, seconds = contenders[name], Counter()
                 around = beside if beside and name == schema else contextlib.nullcontext
                 with around():
                     for _ in range(size):
-                        moment = time.perf_counter()
-                        made = contender.enqueue() if "enqueue" in calls else None
-                        seconds = _add(seconds, "enqueue", moment)
-                        moment = time.perf_counter()
-                        lease = contender.claim()
-                        seconds = _add(seconds, "claim", moment)
-                        moment = time.perf_counter()
-                        contender.complete(lease)
-                        seconds = _add(seconds, "complete", moment)
-                        moment = time.perf_counter()
-                        if made and "inspect" in calls:
-                            contender.jobs.inspect(made.job_id)
-                            seconds = _add(seconds, "inspect", moment)
+                        if "enqueue" in calls:
+                            made = _timed(seconds, "enqueue", contender.enqueue)
+                        lease = _timed(seconds, "claim", contender.claim)
+                        _timed(seconds, "complete", contender.complete, lease)
+                        if "inspect" in calls:
+                            _timed(
+                                seconds, "inspect", contender.jobs.inspect, made.job_id
+                            )
                 if block:  # the first one warms up
                     for call in calls:
                         spent[name][call].append(seconds[call])
     return spent
 
 
-def _add(seconds, call, since):
-    if call in seconds:
-        seconds[call] += time.perf_counter() - since
-    return seconds
+def _timed(seconds, name, call, *arguments):
+    started = time.perf_counter()
+    answer = call(*arguments)
+    seconds[name] += time.perf_counter() - started
+    return answer
 
 
 def _flat(it, schema, rounds, size, prepare, renew=lambda: None, **more):
@@ -546,12 +534,11 @@ def _chunks(it, name, chunks, size, *, fresh):
         for _ in range(chunks):
             if opened is None or fresh:
                 opened = [stack.enter_context(it.worker()) for _ in range(2)]
-            more = {"second": opened[1]} if name == OURS else {}
-            contender = OPEN[name](opened[0], **more)
+            contender = OPEN[name](*opened)
             contender.bulk(size)
             vacuum(it)
             started = time.perf_counter()
-            contender.drain(500 if name == OURS else 100)
+            contender.drain()
             rates.append(size / (time.perf_counter() - started))
     return rates
 
@@ -639,10 +626,9 @@ def backlog(it, scale):
                 vacuum(it)
             for name in shuffled(rates):
                 with it.worker() as session, it.worker() as second:
-                    more = {"second": second} if name == OURS else {}
-                    contender = OPEN[name](session, **more)
+                    contender = OPEN[name](session, second)
                     started = time.perf_counter()
-                    contender.drain(500 if name == OURS else 100, count)
+                    contender.drain(count)
                     rates[name].append(count / (time.perf_counter() - started))
         for name, each in rates.items():
             curves[name].append((behind, statistics.median(each)))
@@ -663,6 +649,6 @@ def producers(it, scale):
                     session.execute("select pg_advisory_lock_shared(wait_key('email'))")
                     session.execute("listen jobs_bench")
                 schema = "jobs_silent" if kind == "notify: false" else "jobs_bench"
-                total = in_processes(it, count, OURS, schema, seconds=3 * scale)
+                total = in_processes(it, count, OURS, 3 * scale, schema=schema)
             curves[kind].append((count, total))
     return curves

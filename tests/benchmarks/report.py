@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 
-from measures import FLOOR, KEPT, MEASURES, OURS
+from measures import KEPT, MEASURES, OURS
 
 PLOTS = {
     "held_pairs": (
@@ -54,12 +54,9 @@ def summary(name, figures):
     return row
 
 
-def reached(row):
-    """Whether a row is as good as it must be; None where nothing is asked."""
-    if row["must"] is None:
-        return None
-    measure = next(m for m in MEASURES.values() if m.title == row["measure"])
-    better = measure.more_is_better
+def reached(name, row):
+    """Whether a row is as good as it must be."""
+    better = MEASURES[name].more_is_better
     return row["ratio"] >= row["must"] if better else row["ratio"] <= row["must"]
 
 
@@ -133,6 +130,3 @@ def write(directory, machine, rows, curves):
     if curves:
         plots(curves, directory)
     return table
-
-
-__all__ = ["FLOOR", "reached", "summary", "write"]

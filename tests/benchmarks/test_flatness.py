@@ -17,7 +17,7 @@ def test_it_stays_flat(name):
     with serving() as server, stage(server) as it:
         row = report.summary(name, measures.MEASURES[name].run(it, 3, 0.4))
 
-    assert report.reached(row), (row["ratio"], row["figures"])
+    assert report.reached(name, row), (row["ratio"], row["figures"])
 
 
 SWITCHES = ("indexscan", "indexonlyscan", "tidscan", "nestloop", "material", "sort")
