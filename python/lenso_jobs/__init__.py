@@ -1,5 +1,6 @@
 """A durable single-step job queue that lives in PostgreSQL."""
 
+from lenso_jobs._async_client import AsyncJobs
 from lenso_jobs._client import Jobs
 from lenso_jobs._models import (
     CompletedItem,
@@ -27,19 +28,32 @@ from lenso_jobs.errors import (
     SchemaNotReady,
     Unauthorized,
 )
-from lenso_jobs.prepare import prepare
+from lenso_jobs.prepare import prepare, prepare_async
 from lenso_jobs.secrets import DirectorySecrets, EnvironmentSecrets, SecretNotFound
+from lenso_jobs.worker import (
+    AsyncHeldLease,
+    AsyncWorker,
+    Fail,
+    HeldLease,
+    Retry,
+    Worker,
+)
 
 __all__ = [
+    "AsyncHeldLease",
+    "AsyncJobs",
+    "AsyncWorker",
     "CompletedItem",
     "Configuration",
     "DirectorySecrets",
     "EnqueuedItem",
     "EnqueuedJob",
     "EnvironmentSecrets",
+    "Fail",
     "FailedItem",
     "FailedJob",
     "Failure",
+    "HeldLease",
     "IdempotencyConflict",
     "InspectedJob",
     "InvalidArgument",
@@ -54,8 +68,11 @@ __all__ = [
     "LeasedJob",
     "NewJob",
     "RenewedItem",
+    "Retry",
     "SchemaNotReady",
     "SecretNotFound",
     "Unauthorized",
+    "Worker",
     "prepare",
+    "prepare_async",
 ]

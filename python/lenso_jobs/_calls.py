@@ -28,6 +28,8 @@ class Calls:
     next_available_at: bytes
     due_in: bytes
     wait_state: bytes
+    hold: bytes
+    prolong: bytes
 
 
 _TEMPLATES = {
@@ -50,6 +52,13 @@ _TEMPLATES = {
     # Behind a transaction pooler the process is not the one that answered at first.
     "wait_state": "select {}.wait_key(%s::text), pg_backend_pid(),"
     " %s::text = any (array(select pg_listening_channels()))",
+    # What is left of a lease by the server's clock, read after its end was set: counted
+    # from before the call, that is never too long, whatever the client's clock says.
+    "hold": "select c.*, date_part('epoch', c.lease_expires_at - clock_timestamp())"
+    " from {}.claim(%s::text, %s::integer) as c",
+    "prolong": "select r.position, r.outcome, r.lease_expires_at,"
+    " date_part('epoch', r.lease_expires_at - clock_timestamp())"
+    " from {}.renew_many(%b::uuid[], %b::text[]) as r",
 }
 
 ROLE = b"select current_setting('role'), set_config('role', %s, true)"

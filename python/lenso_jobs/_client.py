@@ -9,57 +9,43 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
-from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.rows import args_row, scalar_row, tuple_row
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from lenso_jobs import _waiting, _wire
-from lenso_jobs._calls import ROLE, calls
-from lenso_jobs._models import (
-    CompletedItem,
-    EnqueuedItem,
-    EnqueuedJob,
-    FailedItem,
-    FailedJob,
-    Failure,
-    InspectedJob,
-    Lease,
-    LeasedJob,
-    NewJob,
-    RenewedItem,
-)
-from lenso_jobs.errors import (
-    InvalidArgument,
-    InvalidFailure,
-    InvalidJob,
-    InvalidLease,
-    InvalidQueue,
-    JobNotFound,
-    Translated,
-)
+from lenso_jobs._calls import ROLE
+from lenso_jobs._home import Process
+from lenso_jobs._requests import Requests
+from lenso_jobs.errors import InvalidQueue, Translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
     from uuid import UUID
 
     from psycopg.rows import BaseRowFactory
     from psycopg_pool import ConnectionPool
 
+    from lenso_jobs._models import (
+        CompletedItem,
+        EnqueuedItem,
+        EnqueuedJob,
+        FailedItem,
+        FailedJob,
+        Failure,
+        InspectedJob,
+        Lease,
+        LeasedJob,
+        NewJob,
+        RenewedItem,
+    )
+    from lenso_jobs._requests import Request
+
     Connection = psycopg.Connection[Any]
     Pool = ConnectionPool[Any]
 
 Row = TypeVar("Row")
-Item = TypeVar("Item")
 Found = TypeVar("Found")
-
-_ENQUEUED_JOB = args_row(EnqueuedJob)
-_ENQUEUED_ITEM = args_row(EnqueuedItem)
-_LEASED_JOB = args_row(LeasedJob)
-_RENEWED_ITEM = args_row(RenewedItem)
-_COMPLETED_ITEM = args_row(CompletedItem)
-_FAILED_JOB = args_row(FailedJob)
-_FAILED_ITEM = args_row(FailedItem)
-_INSPECTED_JOB = args_row(InspectedJob)
 
 
 class Jobs:
@@ -87,8 +73,9 @@ class Jobs:
     ) -> None:
         self._source = connection_or_pool
         self._schema = schema
-        self._calls = calls(schema)
+        self._requests = Requests(schema)
         self._caller = caller
+        self._home = Process()
         # On a connection the cursors of calls for one job are kept: psycopg then keeps
         # what it found out about a statement's types, a tenth of such a call.
         self._kept: dict[bytes, psycopg.Cursor[Any]] = {}
@@ -106,7 +93,8 @@ class Jobs:
 
     def close(self) -> None:
         """Close the connection or pool this client stands on."""
-        self._source.close()
+        if self._home.is_here():
+            self._source.close()
 
     def enqueue(  # noqa: PLR0913 - the arguments are SQL's
         self,
@@ -139,16 +127,9 @@ class Jobs:
             Unauthorized: The role is not a declared producer.
         """
         return self._one(
-            _ENQUEUED_JOB,
-            self._calls.enqueue,
-            (
-                _wire.text(queue, InvalidJob, "queue"),
-                _wire.text(kind, InvalidJob, "kind"),
-                _wire.payload(payload),
-                _wire.text(idempotency_key, InvalidJob, "idempotency_key"),
-                _wire.instant(available_at),
-                _wire.integer(max_attempts, InvalidJob, "max_attempts"),
-            ),
+            self._requests.enqueue(
+                queue, kind, payload, idempotency_key, available_at, max_attempts
+            )
         )
 
     def enqueue_many(
@@ -164,16 +145,7 @@ class Jobs:
             InvalidArgument: There are none, or more than 1,000.
             Unauthorized: The role is not a declared producer.
         """
-        documents = (
-            None
-            if items is None
-            else [
-                item.as_dict() if isinstance(item, NewJob) else item for item in items
-            ]
-        )
-        return self._all(
-            _ENQUEUED_ITEM, self._calls.enqueue_many, (_wire.jobs(documents),)
-        )
+        return self._all(self._requests.enqueue_many(items))
 
     def claim(
         self, queue: str, limit: int = 1, *, wait: float = 0.0
@@ -194,23 +166,15 @@ class Jobs:
             InvalidArgument: *limit* or *wait* is out of range.
             Unauthorized: The role is not a declared worker.
         """
-        arguments = (
-            _wire.text(queue, InvalidQueue, "queue"),
-            _wire.integer(limit, InvalidArgument, "limit"),
-        )
+        request = self._requests.claim(queue, limit)
         longest = _waiting.seconds(wait, "wait")
         ask = self._few if limit == 1 else self._all
         if not longest:
-            return ask(_LEASED_JOB, self._calls.claim, arguments)
+            return ask(request)
         if not isinstance(self._source, psycopg.Connection):
             with self._alone(self._source) as jobs:
                 return jobs.claim(queue, limit, wait=longest)
-        return self._until(
-            self._source,
-            queue,
-            longest,
-            lambda: ask(_LEASED_JOB, self._calls.claim, arguments),
-        )
+        return self._until(self._source, queue, longest, lambda: ask(request))
 
     def wait(self, queue: str, timeout: float) -> bool:
         """Wait until a job of a queue is due; False if none was for *timeout* seconds.
@@ -246,8 +210,7 @@ class Jobs:
         Raises:
             InvalidLease: It has expired, was superseded or has ended: stop working.
         """
-        end: datetime = self._one(scalar_row, self._calls.renew, _lease(lease))
-        return end
+        return self._one(self._requests.renew(lease))
 
     def renew_many(self, leases: Iterable[Lease]) -> list[RenewedItem]:
         """Extend 1 to 1,000 leases at once, and answer one item each in input order.
@@ -255,11 +218,7 @@ class Jobs:
         Raises:
             InvalidArgument: There are none, or more than 1,000.
         """
-        return self._all(
-            _RENEWED_ITEM,
-            self._calls.renew_many,
-            _columns(leases, _lease_item, 2),
-        )
+        return self._all(self._requests.renew_many(leases))
 
     def complete(self, lease: Lease) -> bool:
         """End the job as succeeded; True, also when repeated under the same lease.
@@ -270,8 +229,7 @@ class Jobs:
         Raises:
             InvalidLease: It has expired or was superseded: discard the result.
         """
-        done: bool = self._one(scalar_row, self._calls.complete, _lease(lease))
-        return done
+        return self._one(self._requests.complete(lease))
 
     def complete_many(self, leases: Iterable[Lease]) -> list[CompletedItem]:
         """End 1 to 1,000 jobs as succeeded, and answer one item each in input order.
@@ -279,11 +237,7 @@ class Jobs:
         Raises:
             InvalidArgument: There are none, or more than 1,000.
         """
-        return self._all(
-            _COMPLETED_ITEM,
-            self._calls.complete_many,
-            _columns(leases, _lease_item, 2),
-        )
+        return self._all(self._requests.complete_many(leases))
 
     def fail(self, lease: Lease, code: str, *, retryable: bool) -> FailedJob:
         """Record a failed attempt; answers when the next is due, or that none is left.
@@ -298,11 +252,7 @@ class Jobs:
             InvalidFailure: *code* or *retryable* is malformed.
             InvalidLease: It has expired or was superseded; nothing was recorded.
         """
-        failure = (
-            _wire.text(code, InvalidFailure, "failure_code"),
-            _wire.boolean(retryable, InvalidFailure, "retryable"),
-        )
-        return self._one(_FAILED_JOB, self._calls.fail, (*_lease(lease), *failure))
+        return self._one(self._requests.fail(lease, code, retryable))
 
     def fail_many(
         self, failures: Iterable[Failure | tuple[Lease, str, bool]]
@@ -312,11 +262,7 @@ class Jobs:
         Raises:
             InvalidArgument: There are none, or more than 1,000.
         """
-        return self._all(
-            _FAILED_ITEM,
-            self._calls.fail_many,
-            _columns(failures, _failure_item, 4),
-        )
+        return self._all(self._requests.fail_many(failures))
 
     def inspect(self, job_id: UUID | str) -> InspectedJob:
         """Read the durable evidence of one job; changes nothing.
@@ -324,11 +270,7 @@ class Jobs:
         Raises:
             JobNotFound: No such job; it may have been purged.
         """
-        return self._one(
-            _INSPECTED_JOB,
-            self._calls.inspect,
-            (_wire.job_id(job_id, JobNotFound),),
-        )
+        return self._one(self._requests.inspect(job_id))
 
     def next_available_at(self, queue: str) -> datetime | None:
         """Tell when the next job of a queue falls due, lapsing leases included.
@@ -339,26 +281,19 @@ class Jobs:
         Raises:
             InvalidQueue: The queue is not declared.
         """
-        due: datetime | None = self._one(
-            scalar_row,
-            self._calls.next_available_at,
-            (_wire.text(queue, InvalidQueue, "queue"),),
-        )
-        return due
+        return self._one(self._requests.next_available_at(queue))
 
-    def _one(
-        self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
-    ) -> Row:
-        (answer,) = self._few(row, statement, arguments)
+    def _one(self, request: Request[Row]) -> Row:
+        (answer,) = self._few(request)
         return answer
 
-    def _few(
-        self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
-    ) -> list[Row]:
+    def _few(self, request: Request[Row]) -> list[Row]:
         """Call with a kept cursor, which holds the answer until the next call."""
         source = self._source
         if not isinstance(source, psycopg.Connection):
-            return self._all(row, statement, arguments)
+            return self._all(request)
+        row, statement, arguments = request
+        self._home.enter()
         with self._kept_lock, Translated():
             cursor = self._kept_cursor(source, row, statement)
             if self._caller is None:
@@ -379,9 +314,9 @@ class Jobs:
             cursor = self._kept[statement] = _cursor(connection, row)
         return cursor
 
-    def _all(
-        self, row: BaseRowFactory[Row], statement: bytes, arguments: Sequence[Any]
-    ) -> list[Row]:
+    def _all(self, request: Request[Row]) -> list[Row]:
+        row, statement, arguments = request
+        self._home.enter()
         with (
             Translated(),
             self._transaction() as connection,
@@ -408,6 +343,7 @@ class Jobs:
     @contextmanager
     def _alone(self, pool: Pool) -> Iterator[Jobs]:
         """Lend a client on one connection of the pool, which commits by itself."""
+        self._home.enter()
         with pool.connection() as connection:
             autocommit = connection.autocommit
             connection.autocommit = True
@@ -440,23 +376,18 @@ class Jobs:
         return found
 
     def _due_in(self, queue: str) -> float:
-        due_in: float | None = self._one(scalar_row, self._calls.due_in, (queue,))
+        due_in = self._one(self._requests.due_in(queue))
         return inf if due_in is None else due_in
 
     def _waiter(self, connection: Connection, queue: str) -> _waiting.Waiter:
         key, is_listening = None, False
-        if (
-            connection.autocommit
-            and connection.info.transaction_status is TransactionStatus.IDLE
-            and connection.info.pipeline_status is PipelineStatus.OFF
-        ):
-            key, process, is_listening = self._one(
-                tuple_row, self._calls.wait_state, (queue, self._schema)
-            )
+        if _waiting.can_listen(connection):
+            key, process, is_listening = self._one(self._requests.wait_state(queue))
             if process != connection.info.backend_pid:
                 key = None
         return _waiting.Waiter(
-            connection, self._schema, queue, key, unlisten=not is_listening
+            connection,
+            _waiting.Wake(self._schema, queue, key, unlisten=not is_listening),
         )
 
 
@@ -487,41 +418,3 @@ def _acting_as(connection: Connection, caller: str | None) -> Iterator[None]:
             yield
             if not (is_idle and connection.autocommit):
                 cursor.execute(ROLE, before and before[:1])
-
-
-def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:
-    if lease is None:
-        return None, None
-    return (
-        _wire.job_id(lease.job_id, InvalidLease),
-        _wire.text(lease.lease_token, InvalidLease, "lease_token"),
-    )
-
-
-def _lease_item(lease: Lease | None) -> tuple[UUID | None, str | None]:
-    """Make of an unusable lease one that the server refuses by itself."""
-    try:
-        return _lease(lease)
-    except InvalidLease:
-        return None, None
-
-
-def _failure_item(
-    item: Failure | tuple[Lease, str, bool],
-) -> tuple[UUID | None, str | None, str | None, bool | None]:
-    lease, code, retryable = item
-    return (
-        *_lease_item(lease),
-        _wire.text_or_null(code),
-        retryable if isinstance(retryable, bool) else None,
-    )
-
-
-def _columns(
-    items: Iterable[Item] | None, row: Callable[[Item], Sequence[Any]], width: int
-) -> Sequence[list[Any] | None]:
-    """Turn items into one list per argument, which also holds for no items."""
-    if items is None:
-        return [None] * width
-    columns = [list(column) for column in zip(*map(row, items), strict=True)]
-    return columns or [[] for _ in range(width)]

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing
+from asyncio import CancelledError, ensure_future, shield, sleep, wait
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
 from lenso_jobs.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from socket import socket
 
 LISTENING_SECONDS = 10.0
 """The longest sleep while listening: retries and lapsing leases send nothing."""
 POLLING_SECONDS = 1.0
 """The longest sleep where it cannot listen."""
+_ENDING_SECONDS = 5.0
+"""How long a cancelled wait lets its end take: as long as psycopg lets a cancel."""
 
 
 def pauses(longest: float) -> Iterator[float]:
@@ -44,47 +51,82 @@ def seconds(value: float, argument: str) -> float:
         return math.inf
 
 
-class Waiter:
-    """Sleeps until somebody enqueues to a queue, or for a while.
+def can_listen(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+) -> bool:
+    """Whether a connection is idle and commits by itself."""
+    return (
+        connection.autocommit
+        and connection.info.transaction_status is TransactionStatus.IDLE
+        and connection.info.pipeline_status is PipelineStatus.OFF
+    )
 
-    It listens on the channel named as the schema, and holds the queue's advisory lock
-    shared, which is what makes enqueue send a notification. The lock is taken by the try
-    form, since anybody in the database may hold the key.
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """What wakes a waiter: a channel, the queue as payload, and a lock to hold.
+
+    The channel is named as the schema. Holding the queue's advisory lock shared is what
+    makes enqueue send a notification; it is taken by the try form, since anybody in the
+    database may hold the key.
 
     Args:
-        connection: Idle and in autocommit, unless *key* is None.
         schema: The schema of the Instance.
         queue: The queue.
         key: What ``wait_key`` answered; None to sleep only.
         unlisten: Whether to stop listening at the end.
     """
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any],
-        schema: str,
-        queue: str,
-        key: int | None,
-        *,
-        unlisten: bool,
-    ) -> None:
-        self._connection = connection
-        self._wanted = (schema, queue)
-        self._is_waker = key is not None
-        self._is_held = False
-        self.longest = POLLING_SECONDS if key is None else LISTENING_SECONDS
-        # Written beforehand: the last of them stands between a job and its handler.
-        channel, lock = sql.Identifier(schema), sql.Literal(key)
-        self._listen, self._lock, self._unlock, self._end = (
+    schema: str
+    queue: str
+    key: int | None
+    unlisten: bool
+
+    @property
+    def longest(self) -> float:
+        """The longest sleep, in seconds."""
+        return POLLING_SECONDS if self.key is None else LISTENING_SECONDS
+
+    def words(
+        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+    ) -> tuple[bytes, bytes, bytes, bytes]:
+        """The statements that begin, lock again, end holding the lock, and end."""
+        channel, lock = sql.Identifier(self.schema), sql.Literal(self.key)
+        unlisten = "unlisten {channel}" if self.unlisten else ""
+        listen, again, unlock, end = (
             sql.SQL(text).format(channel=channel, lock=lock).as_bytes(connection)
             for text in (
                 "listen {channel}; select pg_try_advisory_lock_shared({lock})",
                 "select pg_try_advisory_lock_shared({lock})",
-                ("unlisten {channel}; " if unlisten else "")
+                (unlisten and f"{unlisten}; ")
                 + "select pg_advisory_unlock_shared({lock})",
-                "unlisten {channel}" if unlisten else "",
+                unlisten,
             )
         )
+        return listen, again, unlock, end
+
+    def is_told_by(self, notification: psycopg.Notify) -> bool:
+        """Whether somebody enqueued to the queue."""
+        told = notification.channel, notification.payload
+        return told == (self.schema, self.queue)
+
+
+class Waiter:
+    """Sleeps until somebody enqueues to a queue, or for a while.
+
+    Args:
+        connection: Idle and in autocommit, unless there is no key.
+        wake: What to wait for.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], wake: Wake) -> None:
+        self._connection = connection
+        self._wake = wake
+        self._is_waker = wake.key is not None
+        self._is_held = False
+        self.longest = wake.longest
+        # Written beforehand: the last of them stands between a job and its handler.
+        self._listen, self._lock, self._unlock, self._end = wake.words(connection)
 
     def __enter__(self) -> Self:
         if self._is_waker:
@@ -105,15 +147,36 @@ class Waiter:
         if not self._is_waker:
             time.sleep(seconds)
             return
+        self._hold()
+        self._is_told(seconds)
+
+    def sleep_until(self, alarm: socket, seconds: float) -> None:
+        """Sleep, but no longer than until *alarm* can be read."""
+        deadline = time.monotonic() + seconds
+        with DefaultSelector() as selector:
+            selector.register(alarm, EVENT_READ)
+            if self._is_waker:
+                self._hold()
+                selector.register(self._connection.fileno(), EVENT_READ)
+            # What arrived with an earlier answer is in no socket any more.
+            while not (self._is_waker and self._is_told(0)):
+                left = deadline - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
+                if not ready or any(key.fileobj is alarm for key, _ in ready):
+                    return
+
+    def _hold(self) -> None:
         if not self._is_held:
             self._is_held = self._ask(self._lock)
+
+    def _is_told(self, seconds: float) -> bool:
         with closing(self._connection.notifies(timeout=seconds)) as notifications:
-            for notification in notifications:
-                if (notification.channel, notification.payload) == self._wanted:
-                    return
+            return any(map(self._wake.is_told_by, notifications))
 
     def _ask(self, statements: bytes) -> bool:
         """Send statements without parameters together; answers the last one's value."""
+        if not statements:
+            return False
         # libpq's own call, in half the time of a cursor's. It leaves notifications that
         # came with the answer in libpq, where psycopg does not look.
         pgconn = self._connection.pgconn
@@ -124,3 +187,63 @@ class Waiter:
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             raise psycopg.errors.error_from_result(result)
         return bool(result.ntuples) and result.get_value(0, 0) == b"t"
+
+
+class AsyncWaiter:
+    """As ``Waiter``, on an ``AsyncConnection``."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any], wake: Wake) -> None:
+        self._connection = connection
+        self._wake = wake
+        self._is_waker = wake.key is not None
+        self._is_held = False
+        self.longest = wake.longest
+        self._listen, self._lock, self._unlock, self._end = wake.words(connection)
+
+    async def __aenter__(self) -> Self:
+        if self._is_waker:
+            try:
+                self._is_held = await self._ask(self._listen)
+            except BaseException:
+                self._is_held = True  # nobody can tell: let go of what there may be
+                await self.__aexit__()
+                raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._is_waker and not self._connection.closed:
+            words = self._unlock if self._is_held else self._end
+            # Cancelled on its way, it would leave the lock or the channel behind.
+            end = ensure_future(self._ask(words))
+            try:
+                await shield(end)
+            except CancelledError:
+                await wait([end], timeout=_ENDING_SECONDS)
+                raise
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when the queue's name arrives, or after *seconds*."""
+        if not self._is_waker:
+            await sleep(seconds)
+            return
+        if not self._is_held:
+            self._is_held = await self._ask(self._lock)
+        async with aclosing(
+            self._connection.notifies(timeout=seconds)
+        ) as notifications:
+            async for notification in notifications:
+                if self._wake.is_told_by(notification):
+                    return
+
+    async def _ask(self, statements: bytes) -> bool:
+        """Send statements without parameters together; answers the last one's value."""
+        if not statements:
+            return False
+        async with psycopg.AsyncCursor(
+            self._connection, row_factory=tuple_row
+        ) as cursor:
+            await cursor.execute(statements, prepare=False)
+            while cursor.nextset():
+                pass
+            row = await cursor.fetchone() if cursor.description else None
+        return row is not None and row[0] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lenso_jobs._assets import sql_files
+from lenso_jobs._async_client import AsyncJobs
 from lenso_jobs._client import Jobs
 from lenso_jobs.errors import SchemaNotReady
 from lenso_jobs.secrets import SecretNotFound
@@ -70,6 +72,9 @@ def prepare(
     configuration: Configuration,
     secrets: Callable[[str], str],
     caller: str | None = None,
+    *,
+    max_size: int = 4,
+    prepare_threshold: int | None = 5,
 ) -> Jobs:
     """Open a pool on the Instance, verify it, and answer a client on that pool.
 
@@ -80,6 +85,9 @@ def prepare(
         secrets: Turns ``database_url_secret`` into the database URL.
         caller: The caller Instance to act as, by ``SET LOCAL ROLE``; the role that the
             URL logs in as when left out.
+        max_size: The most connections the pool opens.
+        prepare_threshold: After how many uses psycopg prepares a statement; None never,
+            which PgBouncer before 1.21 needs in transaction mode.
 
     Raises:
         SecretNotFound: The resolver does not know the reference, or what it answers is
@@ -90,15 +98,58 @@ def prepare(
     """
     from psycopg_pool import ConnectionPool  # noqa: PLC0415 - only here is one opened
 
+    conninfo = verified(configuration, secrets, caller)
+    pool = ConnectionPool[Any](
+        conninfo,
+        min_size=1,
+        max_size=max_size,
+        open=True,
+        kwargs={"autocommit": True, "prepare_threshold": prepare_threshold},
+    )
+    return Jobs(pool, schema=configuration.schema_, caller=caller)
+
+
+async def prepare_async(
+    configuration: Configuration,
+    secrets: Callable[[str], str],
+    caller: str | None = None,
+    *,
+    max_size: int = 4,
+    prepare_threshold: int | None = 5,
+) -> AsyncJobs:
+    """Do as ``prepare``, for the event loop in use.
+
+    The verification, and the resolver with it, runs in a thread.
+    """
+    from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - as above
+
+    conninfo = await asyncio.to_thread(verified, configuration, secrets, caller)
+    pool = AsyncConnectionPool[Any](
+        conninfo,
+        min_size=1,
+        max_size=max_size,
+        open=False,
+        kwargs={"autocommit": True, "prepare_threshold": prepare_threshold},
+    )
+    await pool.open()
+    return AsyncJobs(pool, schema=configuration.schema_, caller=caller)
+
+
+def verified(
+    configuration: Configuration, secrets: Callable[[str], str], caller: str | None
+) -> str:
+    """Answer the connection string of an Instance that is as it should be.
+
+    Raises:
+        SecretNotFound: As ``prepare``.
+        SchemaNotReady: As ``prepare``.
+    """
     conninfo = connection_string(configuration, secrets)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         if caller is not None:
             _become(connection, caller)
         verify(connection, configuration)
-    pool = ConnectionPool[Any](
-        conninfo, min_size=1, max_size=4, open=True, kwargs={"autocommit": True}
-    )
-    return Jobs(pool, schema=configuration.schema_, caller=caller)
+    return conninfo
 
 
 def verify(connection: psycopg.Connection[Any], configuration: Configuration) -> None:

@@ -27,14 +27,17 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # The floors of the package, from the ground up: each may import what stands before it.
 FLOORS = (
-    ("errors", "_assets"),
+    ("errors", "_assets", "_home"),
     ("_models",),
     ("_wire", "_calls"),
+    ("_requests",),
     ("config", "secrets", "embedded"),
     ("_waiting",),
-    ("_client",),
+    ("_client", "_async_client"),
     ("prepare", "operator"),
+    ("worker",),
     ("__init__",),
+    ("capability", "metrics", "tracing", "testing"),
     ("cli",),
 )
 

@@ -1,0 +1,222 @@
+"""What each call sends and how its answer is read, once for every client.
+
+A request is a row factory, a statement and its arguments, checked and encoded. Making
+one refuses, before any SQL, what PostgreSQL could not even read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from psycopg.rows import args_row, scalar_row, tuple_row
+
+from lenso_jobs import _wire
+from lenso_jobs._calls import calls
+from lenso_jobs._models import (
+    CompletedItem,
+    EnqueuedItem,
+    EnqueuedJob,
+    FailedItem,
+    FailedJob,
+    Failure,
+    InspectedJob,
+    Lease,
+    LeasedJob,
+    NewJob,
+    RenewedItem,
+)
+from lenso_jobs.errors import (
+    InvalidArgument,
+    InvalidFailure,
+    InvalidJob,
+    InvalidLease,
+    InvalidQueue,
+    JobNotFound,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from typing import TypeAlias
+    from uuid import UUID
+
+    from psycopg.rows import BaseRowFactory
+
+Row = TypeVar("Row")
+Item = TypeVar("Item")
+if TYPE_CHECKING:
+    Request: TypeAlias = tuple[BaseRowFactory[Row], bytes, Sequence[Any]]
+
+_ENQUEUED_JOB = args_row(EnqueuedJob)
+_ENQUEUED_ITEM = args_row(EnqueuedItem)
+_LEASED_JOB = args_row(LeasedJob)
+_RENEWED_ITEM = args_row(RenewedItem)
+_COMPLETED_ITEM = args_row(CompletedItem)
+_FAILED_JOB = args_row(FailedJob)
+_FAILED_ITEM = args_row(FailedItem)
+_INSPECTED_JOB = args_row(InspectedJob)
+
+
+class Requests:
+    """The requests of one Instance; the arguments are those of the clients' methods."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._calls = calls(schema)
+
+    def enqueue(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
+        self,
+        queue: str,
+        kind: str,
+        payload: Mapping[str, Any],
+        idempotency_key: str,
+        available_at: datetime | None,
+        max_attempts: int,
+    ) -> Request[EnqueuedJob]:
+        """Ask for a job to be made durable."""
+        return (
+            _ENQUEUED_JOB,
+            self._calls.enqueue,
+            (
+                _wire.text(queue, InvalidJob, "queue"),
+                _wire.text(kind, InvalidJob, "kind"),
+                _wire.payload(payload),
+                _wire.text(idempotency_key, InvalidJob, "idempotency_key"),
+                _wire.instant(available_at),
+                _wire.integer(max_attempts, InvalidJob, "max_attempts"),
+            ),
+        )
+
+    def enqueue_many(
+        self, items: Iterable[NewJob | Mapping[str, Any]]
+    ) -> Request[EnqueuedItem]:
+        """Ask for many, as one JSON document."""
+        documents = (
+            None
+            if items is None
+            else [
+                item.as_dict() if isinstance(item, NewJob) else item for item in items
+            ]
+        )
+        return _ENQUEUED_ITEM, self._calls.enqueue_many, (_wire.jobs(documents),)
+
+    def claim(self, queue: str, limit: int) -> Request[LeasedJob]:
+        """Ask for due jobs."""
+        return (
+            _LEASED_JOB,
+            self._calls.claim,
+            (
+                _wire.text(queue, InvalidQueue, "queue"),
+                _wire.integer(limit, InvalidArgument, "limit"),
+            ),
+        )
+
+    def renew(self, lease: Lease) -> Request[datetime]:
+        """Ask for a longer lease."""
+        return scalar_row, self._calls.renew, _lease(lease)
+
+    def renew_many(self, leases: Iterable[Lease]) -> Request[RenewedItem]:
+        """Ask for longer leases."""
+        return _RENEWED_ITEM, self._calls.renew_many, _columns(leases, _lease_item, 2)
+
+    def complete(self, lease: Lease) -> Request[bool]:
+        """Ask for a job to end as succeeded."""
+        return scalar_row, self._calls.complete, _lease(lease)
+
+    def complete_many(self, leases: Iterable[Lease]) -> Request[CompletedItem]:
+        """Ask for many to end as succeeded."""
+        return (
+            _COMPLETED_ITEM,
+            self._calls.complete_many,
+            _columns(leases, _lease_item, 2),
+        )
+
+    def fail(self, lease: Lease, code: str, retryable: bool) -> Request[FailedJob]:
+        """Report a failed attempt."""
+        failure = (
+            _wire.text(code, InvalidFailure, "failure_code"),
+            _wire.boolean(retryable, InvalidFailure, "retryable"),
+        )
+        return _FAILED_JOB, self._calls.fail, (*_lease(lease), *failure)
+
+    def fail_many(
+        self, failures: Iterable[Failure | tuple[Lease, str, bool]]
+    ) -> Request[FailedItem]:
+        """Report many failed attempts."""
+        return (
+            _FAILED_ITEM,
+            self._calls.fail_many,
+            _columns(failures, _failure_item, 4),
+        )
+
+    def inspect(self, job_id: UUID | str) -> Request[InspectedJob]:
+        """Ask for the evidence of a job."""
+        return (
+            _INSPECTED_JOB,
+            self._calls.inspect,
+            (_wire.job_id(job_id, JobNotFound),),
+        )
+
+    def next_available_at(self, queue: str) -> Request[datetime | None]:
+        """Ask when the next job falls due."""
+        return (
+            scalar_row,
+            self._calls.next_available_at,
+            (_wire.text(queue, InvalidQueue, "queue"),),
+        )
+
+    def due_in(self, queue: str) -> Request[float | None]:
+        """Ask the same in seconds from now, by the server's clock."""
+        return scalar_row, self._calls.due_in, (queue,)
+
+    def wait_state(self, queue: str) -> Request[tuple[int | None, int, bool]]:
+        """Ask for the key to wait with, the backend's pid, and whether it listens."""
+        return tuple_row, self._calls.wait_state, (queue, self.schema)
+
+    def hold(self, make: Callable[..., Row], queue: str, limit: int) -> Request[Row]:
+        """Ask for due jobs and how many seconds are left of each lease."""
+        return args_row(make), self._calls.hold, (queue, limit)
+
+    def prolong(
+        self, leases: Iterable[Lease]
+    ) -> Request[tuple[int, str, datetime | None, float | None]]:
+        """Ask for longer leases; answers position, outcome, end and seconds left."""
+        return tuple_row, self._calls.prolong, _columns(leases, _lease_item, 2)
+
+
+def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:
+    if lease is None:
+        return None, None
+    return (
+        _wire.job_id(lease.job_id, InvalidLease),
+        _wire.text(lease.lease_token, InvalidLease, "lease_token"),
+    )
+
+
+def _lease_item(lease: Lease | None) -> tuple[UUID | None, str | None]:
+    """Make of an unusable lease one that the server refuses by itself."""
+    try:
+        return _lease(lease)
+    except InvalidLease:
+        return None, None
+
+
+def _failure_item(
+    item: Failure | tuple[Lease, str, bool],
+) -> tuple[UUID | None, str | None, str | None, bool | None]:
+    lease, code, retryable = item
+    return (
+        *_lease_item(lease),
+        _wire.text_or_null(code),
+        retryable if isinstance(retryable, bool) else None,
+    )
+
+
+def _columns(
+    items: Iterable[Item] | None, row: Callable[[Item], Sequence[Any]], width: int
+) -> Sequence[list[Any] | None]:
+    """Turn items into one list per argument, which also holds for no items."""
+    if items is None:
+        return [None] * width
+    columns = [list(column) for column in zip(*map(row, items), strict=True)]
+    return columns or [[] for _ in range(width)]
