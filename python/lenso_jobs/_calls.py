@@ -30,6 +30,8 @@ class Calls:
     wait_state: bytes
     hold: bytes
     prolong: bytes
+    end: bytes
+    end_badly: bytes
 
 
 _TEMPLATES = {
@@ -52,13 +54,21 @@ _TEMPLATES = {
     # Behind a transaction pooler the process is not the one that answered at first.
     "wait_state": "select {}.wait_key(%s::text), pg_backend_pid(),"
     " %s::text = any (array(select pg_listening_channels()))",
-    # What is left of a lease by the server's clock, read after its end was set: counted
-    # from before the call, that is never too long, whatever the client's clock says.
-    "hold": "select c.*, date_part('epoch', c.lease_expires_at - clock_timestamp())"
+    # A worker's own, with nothing in them that costs time to read. What is left of a
+    # lease is told by the server's clock, after its end was set: counted from before the
+    # call it is never too long, whatever the client's clock says.
+    "hold": "select c.job_id, c.queue, c.kind, c.payload::text, c.attempt,"
+    " c.max_attempts, c.lease_token, date_part('epoch', c.lease_expires_at),"
+    " date_part('epoch', c.created_at),"
+    " date_part('epoch', c.lease_expires_at - clock_timestamp())"
     " from {}.claim(%s::text, %s::integer) as c",
-    "prolong": "select r.position, r.outcome, r.lease_expires_at,"
+    "prolong": "select r.outcome, date_part('epoch', r.lease_expires_at),"
     " date_part('epoch', r.lease_expires_at - clock_timestamp())"
-    " from {}.renew_many(%b::uuid[], %b::text[]) as r",
+    " from {}.renew_many(%b::uuid[], %b::text[]) as r order by r.position",
+    "end": "select c.outcome from {}.complete_many(%b::uuid[], %b::text[]) as c"
+    " order by c.position",
+    "end_badly": "select f.outcome from {}.fail_many("
+    "%b::uuid[], %b::text[], %b::text[], %b::boolean[]) as f order by f.position",
 }
 
 ROLE = b"select current_setting('role'), set_config('role', %s, true)"

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 if TYPE_CHECKING:
-    Request: TypeAlias = tuple[BaseRowFactory[Row], bytes, Sequence[Any]]
+    RowMaker: TypeAlias = BaseRowFactory[Row]
+    Request: TypeAlias = tuple[RowMaker[Row], bytes, Sequence[Any]]
 
 _ENQUEUED_JOB = args_row(EnqueuedJob)
 _ENQUEUED_ITEM = args_row(EnqueuedItem)
@@ -173,15 +174,32 @@ class Requests:
         """Ask for the key to wait with, the backend's pid, and whether it listens."""
         return tuple_row, self._calls.wait_state, (queue, self.schema)
 
-    def hold(self, make: Callable[..., Row], queue: str, limit: int) -> Request[Row]:
-        """Ask for due jobs and how many seconds are left of each lease."""
-        return args_row(make), self._calls.hold, (queue, limit)
+    def hold(self, make: RowMaker[Row], queue: str, limit: int) -> Request[Row]:
+        """Ask for due jobs, as a worker reads them."""
+        return make, self._calls.hold, (queue, limit)
 
     def prolong(
-        self, leases: Iterable[Lease]
-    ) -> Request[tuple[int, str, datetime | None, float | None]]:
-        """Ask for longer leases; answers position, outcome, end and seconds left."""
-        return tuple_row, self._calls.prolong, _columns(leases, _lease_item, 2)
+        self, leases: Sequence[Lease]
+    ) -> Request[tuple[str, float | None, float | None]]:
+        """Ask for longer leases; answers outcome, end as an epoch, and seconds left."""
+        return tuple_row, self._calls.prolong, _plain(leases)
+
+    def end(
+        self,
+        leases: Sequence[Lease],
+        failures: Sequence[tuple[str | None, bool]] | None,
+    ) -> Request[str]:
+        """Report ends, with code and retryable where they are failures; the outcomes."""
+        if failures is None:
+            return scalar_row, self._calls.end, _plain(leases)
+        codes, retryable = zip(*failures, strict=True)
+        arguments = (*_plain(leases), list(codes), list(retryable))
+        return scalar_row, self._calls.end_badly, arguments
+
+
+def _plain(leases: Sequence[Lease]) -> Sequence[list[Any]]:
+    """The columns of leases that are as they were claimed."""
+    return [lease.job_id for lease in leases], [lease.lease_token for lease in leases]
 
 
 def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:

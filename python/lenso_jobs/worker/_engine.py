@@ -1,0 +1,557 @@
+"""What claims, renews and reports for a worker, each on a thread and a connection.
+
+None of them runs a handler, so that no handler, however long it blocks, keeps a lease
+from being renewed, nor a slow report a claim from being made.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from math import inf
+from queue import Empty
+from threading import Event, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import psycopg
+from psycopg.rows import args_row
+
+from lenso_jobs._waiting import POLLING_SECONDS, pauses
+from lenso_jobs.errors import JobsError
+from lenso_jobs.worker._lease import holding_of, renewed
+from lenso_jobs.worker._line import Backoff, Line, is_passing
+from lenso_jobs.worker._outcome import DONE, Fail, Retry, code_of
+from lenso_jobs.worker.observer import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from queue import SimpleQueue
+
+    from lenso_jobs.worker._lease import Holding, LeaseOfWorker, Terms
+    from lenso_jobs.worker._ledger import Ledger
+    from lenso_jobs.worker._line import WorkersJobs
+    from lenso_jobs.worker._outcome import Outcome
+    from lenso_jobs.worker.observer import Observer
+
+logger = logging.getLogger("lenso_jobs.worker")
+
+ANSWER_SECONDS = 30.0
+"""How long a call may take before its connection is given up."""
+HAND_BACK_SECONDS = 5.0
+"""How long a worker that was forced to stop tries to hand its jobs back."""
+_QUIET_SECONDS = 60.0
+_TICK = 0.1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the jobs of a worker that has stopped.
+
+    ``is_clean`` is False where handlers were still running when the grace was over, or
+    where ends of jobs could not be reported.
+    """
+
+    succeeded: int = 0
+    retried: int = 0
+    failed: int = 0
+    lost: int = 0
+    handed_back: int = 0
+    is_clean: bool = True
+
+
+class Crew(Protocol):
+    """Who runs handlers."""
+
+    def alert(self) -> None:
+        """There may be jobs to run."""
+
+    def tell(self, holding: Holding) -> None:
+        """The lease is lost: let the handler know."""
+
+
+class _Trouble:
+    """Tells of a database that cannot be reached, and that it can be again, once."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._since: float | None = None
+        self._told_at = -inf
+
+    def note(self, error: psycopg.Error) -> None:
+        now = monotonic()
+        if self._since is None:
+            self._since = now
+            self._watch.tell("disconnected", error)
+        if now - self._told_at > _QUIET_SECONDS:
+            self._told_at = now
+            # Its text may hold what was in the connection string.
+            logger.warning(
+                "the database gives no answers (%s %s) since %.0f s; trying again",
+                type(error).__name__,
+                error.sqlstate or "without a code",
+                now - self._since,
+            )
+
+    def over(self) -> None:
+        if self._since is not None:
+            seconds = monotonic() - self._since
+            self._since, self._told_at = None, -inf
+            logger.warning("the database answers again, after %.1f s", seconds)
+            self._watch.tell("reconnected", seconds)
+
+
+class Watch:
+    """The observers of a worker, none of which can do it any harm."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = tuple(observers)
+
+    def tell(self, event: str, *facts: Any) -> None:  # noqa: ANN401 - whatever it takes
+        for observer in self.observers:
+            try:
+                getattr(observer, event)(*facts)
+            except Exception:
+                logger.exception("an observer failed at %s", event)
+
+    @contextmanager
+    def around(self, lease: LeaseOfWorker) -> Iterator[None]:
+        """Enter what every observer wants around a handler."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                try:
+                    inner = observer.running(lease)
+                    inner.__enter__()
+                except Exception:
+                    logger.exception("an observer failed at running")
+                else:
+                    stack.push(partial(_leave, inner))
+            yield
+
+
+def _leave(inner: Any, *error: Any) -> None:  # noqa: ANN401 - as __exit__ takes them
+    try:
+        inner.__exit__(*error)
+    except Exception as raised:
+        if raised is not error[1]:
+            logger.exception("an observer failed after running")
+
+
+class Stop(NamedTuple):
+    """An order to end by a time, as ``time.monotonic`` tells it."""
+
+    by: float
+
+
+class Engine:
+    """Holds leases for a crew, until it is stopped."""
+
+    def __init__(  # noqa: PLR0913 - a worker's options
+        self,
+        *,
+        connect: Callable[[], psycopg.Connection[Any]],
+        lease: Callable[..., LeaseOfWorker],
+        terms: Terms,
+        queue: str,
+        ledger: Ledger,
+        crew: Crew,
+        watch: Watch,
+        orders: SimpleQueue[Stop],
+        grace: float,
+    ) -> None:
+        self._lease = args_row(partial(lease, terms))
+        self._queue = queue
+        self._ledger = ledger
+        self._crew = crew
+        self._watch = watch
+        self._grace = grace
+        # The one kind of queue that a signal handler may put into.
+        self._orders = orders
+        self._trouble = _Trouble(watch)
+        self._tally = Tally()
+        self._error: BaseException | None = None
+        self._ending = Event()
+        self._closing = Event()
+        self._told_polling = False
+        self._is_unwatched = not (watch.observers or logger.isEnabledFor(logging.DEBUG))
+        self._alarm, self._bell = socket.socketpair()
+        self._lines = tuple(Line(connect, terms.schema, terms.caller) for _ in range(3))
+        claims, keeps, reports = self._lines
+        self._threads = [
+            Thread(target=self._guarded, args=(act, line), name=name, daemon=True)
+            for act, line, name in (
+                (self._claim_all, claims, f"lenso-jobs {queue} claims"),
+                (self._keep_all, keeps, f"lenso-jobs {queue} leases"),
+                (self._report_all, reports, f"lenso-jobs {queue} reports"),
+            )
+        ]
+
+    def run(self) -> Tally:
+        """Work until stopped; answers what became of all jobs.
+
+        Raises:
+            JobsError: The server refused a claim, a renewal or a report as such.
+        """
+        logger.info("worker of queue %s starts", self._queue)
+        for thread in self._threads:
+            thread.start()
+        try:
+            deadline = self._supervise_until_stopped()
+            # What a claim on its way has leased is not to be left behind.
+            self._supervise(max(deadline, monotonic() + 1.0), self._threads[0].is_alive)
+            self._supervise(deadline, lambda: self._ledger.has_work)
+            if self._ledger.has_work:
+                self._force()
+        finally:
+            self._end()
+        logger.info("worker of queue %s has stopped: %s", self._queue, self._tally)
+        if self._error is not None:
+            raise self._error
+        return self._tally
+
+    def _supervise_until_stopped(self) -> float:
+        """Answer until when what runs may go on."""
+        while True:
+            order = self._tick()
+            if order is not None:
+                break
+        self._closing.set()
+        self._ledger.close()
+        self._bell.send(b".")
+        return order.by
+
+    def _supervise(self, deadline: float, is_going: Callable[[], bool]) -> None:
+        """Look after leases and connections while something is going on."""
+        while is_going() and monotonic() < deadline:
+            order = self._tick()
+            if order is not None:
+                deadline = min(deadline, order.by)
+
+    def _tick(self) -> Stop | None:
+        try:
+            order: Stop | None = self._orders.get(timeout=_TICK)
+        except Empty:
+            order = None
+        for holding in self._ledger.lapse():
+            self._tell_lost(holding)
+        now = monotonic()
+        for line in self._lines:
+            line.cut_if_overdue(now)
+        return order
+
+    def _force(self) -> None:
+        """Give up what has not ended, and try to hand it back."""
+        abandoned = self._ledger.abandon()
+        self._tally.is_clean = False
+        for holding in abandoned:
+            log(logging.WARNING, "the grace is over, its handler runs", holding.lease)
+            self._crew.tell(holding)
+        self._supervise(monotonic() + HAND_BACK_SECONDS, lambda: self._ledger.has_work)
+
+    def _end(self) -> None:
+        self._closing.set()
+        self._ending.set()
+        self._ledger.finish()
+        self._bell.send(b".")
+        for seconds in (1.0, 0.0 if self._tally.is_clean else 1.0):
+            for thread in self._threads:
+                thread.join(seconds)
+            for line in self._lines:
+                line.cut()
+        if not any(thread.is_alive() for thread in self._threads):
+            self._alarm.close()
+            self._bell.close()
+        for holding in self._ledger.finish():
+            self._tally.is_clean = False
+            self._leave(holding, "lost")
+
+    def _guarded(self, act: Callable[[Line], None], line: Line) -> None:
+        """Let what ends a thread before its time end the worker."""
+        try:
+            act(line)
+        except BaseException as error:  # noqa: BLE001 - run raises it
+            if not self._ending.is_set():
+                self._error = self._error or error
+                self._orders.put(Stop(monotonic() + self._grace))
+        finally:
+            line.close()
+
+    def _again(
+        self, line: Line, ending: Event, act: Callable[[WorkersJobs], None]
+    ) -> bool:
+        """Act on a connection until it succeeds; False if the end came before."""
+        backoff = Backoff()
+        while not ending.is_set():
+            try:
+                with line.in_use() as jobs:
+                    act(jobs)
+            except psycopg.Error as error:
+                if not is_passing(error):
+                    raise
+                pause = backoff.failed(error)
+                if pause:
+                    self._trouble.note(error)
+                ending.wait(pause)
+            else:
+                return True
+        return False
+
+    # Claims.
+
+    def _claim_all(self, line: Line) -> None:
+        look = partial(self._look, line)
+        while self._ledger.wait_for_room() and self._again(line, self._closing, look):
+            pass
+
+    def _look(self, line: Line, jobs: WorkersJobs) -> None:
+        """Claim what there is, or wait until there is something and claim that."""
+        if self._take(line, jobs):
+            return
+        with jobs.waiter(self._queue) as waiter:
+            can_listen = waiter.longest > POLLING_SECONDS
+            if not (can_listen or self._told_polling):
+                self._told_polling = True
+                logger.warning(
+                    "queue %s is looked at every %.0f s: this connection cannot listen",
+                    self._queue,
+                    POLLING_SECONDS,
+                )
+            rests = pauses(waiter.longest)
+            while wanted := self._ledger.wanted():
+                taken = self._take(line, jobs)
+                # The jobs are with their handlers before the waiting ends: so many
+                # more may be due that it is no use.
+                if taken >= wanted or self._closing.is_set():
+                    return
+                if taken:
+                    rests = pauses(waiter.longest)
+                rest = next(rests)
+                if can_listen and rest > 0.1:  # noqa: PLR2004 - the short ones are not worth it
+                    due_in = jobs.due_in(self._queue)
+                    rest = min(rest, due_in) if due_in > 0 else rest
+                line.expect(rest + ANSWER_SECONDS)
+                waiter.sleep_until(self._alarm, rest)
+                line.expect(ANSWER_SECONDS)
+                if self._closing.is_set():
+                    return
+
+    def _take(self, line: Line, jobs: WorkersJobs) -> int:
+        wanted = self._ledger.wanted()
+        if not wanted:
+            return 0
+        line.expect(ANSWER_SECONDS)
+        asked_at = monotonic()
+        leases = jobs.hold(self._lease, self._queue, wanted)
+        self._trouble.over()
+        if leases:
+            holdings = [holding_of(lease) for lease in leases]
+            for holding in holdings:
+                holding.count_from(asked_at)
+            self._ledger.add(holdings)
+            self._crew.alert()
+            if self._watch.observers:
+                self._watch.tell("claimed", self._queue, len(leases))
+        return len(leases)
+
+    # Leases.
+
+    def _keep_all(self, line: Line) -> None:
+        # Now rather than when it is needed: there may be no free connection then.
+        self._again(line, self._ending, lambda _: None)
+        while due := self._ledger.wait_for_renewals():
+            self._again(line, self._ending, partial(self._keep, line, due))
+
+    def _keep(self, line: Line, due: list[Holding], jobs: WorkersJobs) -> None:
+        asked_at = monotonic()
+        due = [h for h in due if not h.is_lost]
+        if not due:
+            return
+        line.expect(max(1.0, min(h.ends_at for h in due) - asked_at) / 2)
+        rows = jobs.prolong(_leases(due))
+        self._trouble.over()
+        for holding, (outcome, end, left) in zip(due, rows, strict=True):
+            if outcome == "renewed" and end is not None and left is not None:
+                holding.extend(asked_at, left)
+                renewed(holding.lease, end)
+            elif outcome == "busy":
+                now = monotonic()
+                holding.renew_at = now + max(0.05, (holding.ends_at - now) / 4)
+            else:
+                holding.renew_at = inf
+                if self._ledger.lose(holding):
+                    self._tell_lost(holding)
+
+    def _tell_lost(self, holding: Holding) -> None:
+        log(logging.WARNING, "lease lost while its handler runs", holding.lease)
+        self._crew.tell(holding)
+        self._watch.tell("lost", holding.lease)
+
+    # Reports.
+
+    def _report_all(self, line: Line) -> None:
+        while True:
+            done, dropped = self._ledger.collect()
+            if not (done or dropped):
+                return
+            for holding in dropped:
+                self._leave(holding, "lost")
+            self._ledger.forget(dropped)
+            if done and not self._again(
+                line, self._ending, partial(self._report, line, done)
+            ):
+                return
+
+    def _report(self, line: Line, done: list[Holding], jobs: WorkersJobs) -> None:
+        """Report what has not been; what is reported is taken off the list at once."""
+        now = monotonic()
+        late = [h for h in done if now >= h.ends_at and not h.is_own]
+        self._reported(done, late, repeat("lost"))
+        own = [h for h in done if h.is_own]
+        if own:
+            line.expect(ANSWER_SECONDS)
+            self._ask_of_own(done, own, jobs)
+        succeeded = [h for h in done if h.verdict is DONE]
+        failed = [h for h in done if h.verdict is not DONE]
+        for group, report in ((succeeded, _completed), (failed, _failed)):
+            if not group:
+                continue
+            line.expect(ANSWER_SECONDS)
+            try:
+                outcomes = report(jobs, group)
+            except (psycopg.Error, JobsError) as error:
+                if isinstance(error, psycopg.Error) and is_passing(error):
+                    raise
+                outcomes = [self._alone(line, jobs, report, h) for h in group]
+            self._trouble.over()
+            self._reported(done, group, outcomes)
+
+    def _alone(
+        self,
+        line: Line,
+        jobs: WorkersJobs,
+        report: Callable[[WorkersJobs, list[Holding]], list[Outcome]],
+        holding: Holding,
+    ) -> Outcome:
+        """Report one job by itself, so that what is wrong with it harms no other."""
+        line.expect(ANSWER_SECONDS)
+        try:
+            (outcome,) = report(jobs, [holding])
+        except (psycopg.Error, JobsError) as error:
+            if isinstance(error, psycopg.Error) and is_passing(error):
+                raise
+            # Its text is the server's, and may be anything.
+            refusal = f"the server refuses a report ({type(error).__name__})"
+            log(logging.ERROR, refusal, holding.lease)
+            return "lost"
+        return outcome
+
+    def _ask_of_own(
+        self, done: list[Holding], own: list[Holding], jobs: WorkersJobs
+    ) -> None:
+        """Find out what became of jobs that their handlers ended themselves.
+
+        A renewal passes by what is locked: a completion that is not committed yet. One
+        that succeeds tells of a rollback. Else the job has ended, which repeating the
+        completion confirms, or the lease is gone.
+        """
+        busy: list[Holding] = []
+        ended: list[Holding] = []
+        rows = jobs.prolong(_leases(own))
+        for holding, (outcome, *_) in zip(own, rows, strict=True):
+            if outcome == "renewed":
+                holding.is_own = False
+            else:
+                (busy if outcome == "busy" else ended).append(holding)
+        if ended:
+            outcomes = _completed(jobs, ended)
+            for holding in ended:
+                holding.verdict = DONE
+            self._reported(done, ended, outcomes)
+        if busy:
+            done[:] = [holding for holding in done if holding not in busy]
+            self._ending.wait(0.02)
+            self._ledger.put_back(busy)
+
+    def _reported(
+        self, done: list[Holding], group: list[Holding], outcomes: Iterable[Outcome]
+    ) -> None:
+        for holding, outcome in zip(group, outcomes, strict=False):
+            if outcome == "succeeded" and self._is_unwatched:
+                self._tally.succeeded += 1
+            else:
+                self._leave(holding, outcome)
+        reported = set(group)
+        done[:] = [holding for holding in done if holding not in reported]
+        self._ledger.forget(group)
+
+    def _leave(self, holding: Holding, outcome: Outcome) -> None:
+        """Count what became of a job, and tell."""
+        code = holding.verdict.code if holding.verdict and outcome != "lost" else None
+        if holding.is_handed_back and outcome != "lost":
+            outcome = "handed_back"
+        setattr(self._tally, outcome, getattr(self._tally, outcome) + 1)
+        if outcome == "succeeded":
+            if logger.isEnabledFor(logging.DEBUG):
+                log(logging.DEBUG, outcome, holding.lease)
+        else:
+            log(logging.WARNING, outcome, holding.lease, code)
+        if self._watch.observers:
+            self._watch.tell(
+                "ended", Ended(holding.lease, outcome, code, holding.seconds)
+            )
+
+
+def _leases(holdings: list[Holding]) -> list[LeaseOfWorker]:
+    return [holding.lease for holding in holdings]
+
+
+def _completed(jobs: WorkersJobs, group: list[Holding]) -> list[Outcome]:
+    return [_OUTCOMES.get(end, "lost") for end in jobs.end(_leases(group), None)]
+
+
+def _failed(jobs: WorkersJobs, group: list[Holding]) -> list[Outcome]:
+    failures = [holding.verdict for holding in group if holding.verdict is not None]
+    return [_OUTCOMES.get(end, "lost") for end in jobs.end(_leases(group), failures)]
+
+
+_OUTCOMES: dict[str, Outcome] = {
+    "completed": "succeeded",
+    "queued": "retried",
+    "failed": "failed",
+}
+
+
+def log(level: int, what: str, lease: LeaseOfWorker, code: str | None = None) -> None:
+    """Write what happened to a job; never its payload, key or token."""
+    facts = {
+        "job_id": str(lease.job_id),
+        "queue": lease.queue,
+        "kind": lease.kind,
+        "attempt": lease.attempt,
+    }
+    if code is not None:
+        facts["failure_code"] = code
+    logger.log(
+        level,
+        "%s: %s",
+        what,
+        " ".join(f"{name}={value}" for name, value in facts.items()),
+        extra=facts,
+    )
+
+
+def log_failure(lease: LeaseOfWorker, error: BaseException) -> None:
+    """Write which exception a handler raised and where; its text may be the payload's."""
+    if isinstance(error, Retry | Fail):
+        return
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = (
+        f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
+    )
+    log(logging.WARNING, f"handler raised {code_of(error)}{where}", lease)

@@ -1,0 +1,236 @@
+"""A worker's connection: opened when needed, and anew after it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from contextlib import contextmanager
+from math import inf
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from lenso_jobs._client import Jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lenso_jobs._models import Lease
+    from lenso_jobs._requests import RowMaker
+    from lenso_jobs._waiting import Waiter
+
+Row = TypeVar("Row")
+
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+_AGAIN_AT_ONCE = ("40001", "40P01")
+_PASSING = (*_AGAIN_AT_ONCE, "55P03", "57014")
+_BROKEN = ("08", "53", "57P", "25006")
+
+
+def is_again_at_once(error: psycopg.Error) -> bool:
+    """Whether a call lost to another one, and may win the next time."""
+    return error.sqlstate in _AGAIN_AT_ONCE
+
+
+def is_broken(error: psycopg.Error) -> bool:
+    """Whether the connection is of no use any more.
+
+    So it is where the server is a standby by now.
+    """
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_BROKEN)
+
+
+def is_passing(error: psycopg.Error) -> bool:
+    """Whether the same call may succeed later."""
+    return error.sqlstate in _PASSING or is_broken(error)
+
+
+class Backoff:
+    """How long to wait after each failure in a row: from 0.1 to 5 s, half by chance."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self._failures = 0
+
+    def failed(self, error: psycopg.Error) -> float:
+        """Answer how long to wait now."""
+        self._failures += 1
+        if is_again_at_once(error) and self._failures <= 10:  # noqa: PLR2004
+            return 0.0
+        longest = min(5.0, 0.1 * 2.0 ** min(self._failures - 1, 10))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+class WorkersJobs(Jobs):
+    """The client of a worker, which also asks how long its leases last.
+
+    Each call is a transaction at READ COMMITTED, whatever the role's default is.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], schema: str, caller: str | None
+    ) -> None:
+        super().__init__(connection, schema, caller)
+        with psycopg.Cursor(connection) as cursor:
+            row = cursor.execute("show default_transaction_isolation").fetchone()
+        self._is_strict = row != ("read committed",)
+        if self._is_strict:
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Connection[Any]]:
+        with contextlib.ExitStack() as stack:
+            connection = self._source
+            if self._is_strict and isinstance(connection, psycopg.Connection):
+                stack.enter_context(connection.transaction())
+            yield stack.enter_context(super()._transaction())
+
+    def hold(self, make: RowMaker[Row], queue: str, limit: int) -> list[Row]:
+        """Claim, as a worker reads it."""
+        request = self._requests.hold(make, queue, limit)
+        if limit == 1 and not self._is_strict:
+            return self._few(request)
+        return self._all(request)
+
+    def prolong(
+        self, leases: Sequence[Lease]
+    ) -> list[tuple[str, float | None, float | None]]:
+        """Renew; answers outcome, end as an epoch, and seconds left."""
+        return self._all(self._requests.prolong(leases))
+
+    def end(
+        self,
+        leases: Sequence[Lease],
+        failures: Sequence[tuple[str | None, bool]] | None,
+    ) -> list[str]:
+        """Complete, or fail where failures are given; answers the outcomes."""
+        return self._all(self._requests.end(leases, failures))
+
+    def due_in(self, queue: str) -> float:
+        """Ask in how many seconds the next job falls due."""
+        return self._due_in(queue)
+
+    def waiter(self, queue: str) -> Waiter:
+        """Wait for a queue on this connection."""
+        assert isinstance(self._source, psycopg.Connection)  # noqa: S101 - for types
+        return self._waiter(self._source, queue)
+
+
+class Line:
+    """One connection, for one thread; another may cut it off.
+
+    Args:
+        connect: Opens a connection in autocommit.
+        schema: The schema of the Instance.
+        caller: The role to act as.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        schema: str,
+        caller: str | None,
+    ) -> None:
+        self._connect = connect
+        self._schema = schema
+        self._caller = caller
+        self._connection: psycopg.Connection[Any] | None = None
+        self._jobs: WorkersJobs | None = None
+        self._guard = Lock()
+        self._is_cut = False
+        self._answer_by = inf
+
+    def open(self) -> WorkersJobs:
+        """The client on the connection, which is opened where there is none."""
+        if self._jobs is None:
+            connection = self._connect()
+            with self._guard:
+                self._connection = connection
+            self.expect(30)
+            self._jobs = WorkersJobs(connection, self._schema, self._caller)
+        return self._jobs
+
+    def expect(self, seconds: float) -> None:
+        """Have the connection cut off unless the next answer comes in so many seconds."""
+        self._answer_by = monotonic() + seconds
+        if self._is_cut:
+            raise psycopg.OperationalError("the worker has ended")
+
+    @contextmanager
+    def in_use(self) -> Iterator[WorkersJobs]:
+        """Yield the client; the connection is dropped where it turns out broken."""
+        try:
+            yield self.open()
+        except psycopg.Error as error:
+            if is_broken(error):
+                self.close()
+            raise
+        finally:
+            self._answer_by = inf
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._guard:
+            connection, self._connection = self._connection, None
+        self._jobs = None
+        if connection is not None:
+            connection.close()
+
+    def cut_if_overdue(self, now: float) -> None:
+        """Wake the thread that waits for an answer which does not come."""
+        if now > self._answer_by:
+            self._answer_by = inf
+            self._shut()
+
+    def cut(self) -> None:
+        """Let no call succeed any more."""
+        self._is_cut = True
+        self._shut()
+
+    def _shut(self) -> None:
+        # A socket that was shut down answers as one whose other end is gone. libpq's is
+        # closed by its own thread only, under the same guard.
+        with self._guard, contextlib.suppress(OSError, psycopg.Error):
+            if self._connection is not None and not self._connection.closed:
+                copy = socket.socket(fileno=os.dup(self._connection.fileno()))
+                with copy:
+                    copy.shutdown(socket.SHUT_RDWR)
+
+
+def connector(
+    source: object, name: str, prepare_threshold: int | None
+) -> Callable[[], psycopg.Connection[Any]]:
+    """Answer how to connect: to a connection string, or to where a pool connects."""
+    kwargs: dict[str, Any] = {}
+    conninfo: Any = source
+    if not isinstance(source, str):
+        conninfo = source.conninfo  # type: ignore[attr-defined]
+        kwargs = source.kwargs or {}  # type: ignore[attr-defined]
+
+    def connect() -> psycopg.Connection[Any]:
+        given = dict(kwargs() if callable(kwargs) else kwargs)
+        for unfit in ("row_factory", "cursor_factory", "server_cursor_factory"):
+            given.pop(unfit, None)
+        parameters = conninfo_to_dict(conninfo() if callable(conninfo) else conninfo)
+        return psycopg.Connection.connect(
+            **{
+                "connect_timeout": 10,
+                "fallback_application_name": name,
+                "prepare_threshold": prepare_threshold,
+                **parameters,
+                **given,
+                "autocommit": True,
+            }
+        )
+
+    return connect

@@ -1,0 +1,93 @@
+"""What a handler's end means for its job."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from lenso_jobs.errors import InvalidFailure
+
+PAYLOAD_UNDECODABLE = "payload_undecodable"
+"""The failure code of a job whose payload Python cannot represent."""
+WORKER_SHUTDOWN = "worker_shutdown"
+"""The failure code of a job that a stopping worker handed back."""
+
+_CODE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+_NO_PART_OF_A_CODE = re.compile(r"[^A-Za-z0-9._:/-]+")
+_LONGEST = 128
+
+
+class _Verdict(Exception):
+    """A failure whose code the handler chose.
+
+    Args:
+        code: 1 to 128 characters of ``A-Z a-z 0-9 . _ : / -``, stable and without
+            secrets: observers read it.
+
+    Raises:
+        InvalidFailure: *code* is malformed.
+    """
+
+    def __init__(self, code: str) -> None:
+        if not isinstance(code, str) or not _CODE.fullmatch(code):
+            raise InvalidFailure(
+                "code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -"
+            )
+        super().__init__(code)
+        self.code = code
+
+
+class Retry(_Verdict):
+    """Raised by a handler: this attempt failed, another may help."""
+
+
+class Fail(_Verdict):
+    """Raised by a handler: the job failed for good."""
+
+
+class PayloadUndecodable(ValueError):
+    """Python cannot represent this payload; only this job is concerned."""
+
+
+class Verdict(NamedTuple):
+    """How an attempt ended: well where there is no failure code."""
+
+    code: str | None
+    retryable: bool
+
+
+DONE = Verdict(None, retryable=False)
+HANDED_BACK = Verdict(WORKER_SHUTDOWN, retryable=True)
+
+Outcome = Literal["succeeded", "retried", "failed", "lost", "handed_back"]
+"""What became of a job that a worker held, by the server's answer.
+
+``succeeded``, ``retried`` (queued again) and ``failed`` (for good) are recorded ends;
+``handed_back`` was queued again, or ended, because the worker stopped; ``lost`` is a
+lease that ran out, was superseded or could not be reported on: this worker does not know
+what becomes of the job.
+"""
+
+
+def verdict_on(error: BaseException) -> Verdict:
+    """Judge what a handler raised."""
+    return Verdict(code_of(error), is_retryable(error))
+
+
+def code_of(error: BaseException) -> str:
+    """The failure code of what a handler raised: of its class, never of its text."""
+    if isinstance(error, _Verdict):
+        return error.code
+    if isinstance(error, PayloadUndecodable):
+        return PAYLOAD_UNDECODABLE
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    # The end of a long name says more than its beginning.
+    return _NO_PART_OF_A_CODE.sub("_", name)[-_LONGEST:]
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether another attempt may help; so it is assumed of what nobody judged."""
+    return not isinstance(error, Fail | PayloadUndecodable)

@@ -1,0 +1,192 @@
+"""The worker whose handlers are coroutines, each a task of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from contextvars import copy_context
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from lenso_jobs.worker._base import BaseWorker, OnShutdown
+from lenso_jobs.worker._engine import log_failure
+from lenso_jobs.worker._lease import AsyncHeldLease
+from lenso_jobs.worker._outcome import DONE, HANDED_BACK, verdict_on
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from psycopg_pool import AsyncConnectionPool
+
+    from lenso_jobs.worker._engine import Engine, Tally
+    from lenso_jobs.worker._lease import Holding
+    from lenso_jobs.worker.observer import Observer
+
+
+class AsyncWorker(BaseWorker):
+    """As ``Worker``, for handlers that are coroutine functions.
+
+    Handlers are tasks of the loop that runs ``run``. Claims, renewals and reports are
+    made by threads: a handler that blocks the loop loses no lease. One whose lease is
+    lost, or that is running when the grace is over, is cancelled.
+
+    Args:
+        conninfo_or_pool: As for ``Worker``; no connection is taken from a pool.
+        schema: The schema of the Instance.
+        queue: A declared queue.
+        handler: Called with an ``AsyncHeldLease``, up to *concurrency* at once.
+        concurrency: As for ``Worker``.
+        batch: As for ``Worker``.
+        caller: As for ``Worker``.
+        lease_margin: As for ``Worker``.
+        grace: As for ``Worker``.
+        on_shutdown: As for ``Worker``.
+        observers: As for ``Worker``.
+        prepare_threshold: As for ``Worker``.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+
+    _lease = AsyncHeldLease
+
+    def __init__(  # noqa: PLR0913 - a worker's options
+        self,
+        conninfo_or_pool: str | AsyncConnectionPool[Any],
+        *,
+        schema: str,
+        queue: str,
+        handler: Callable[[AsyncHeldLease], Awaitable[object]],
+        concurrency: int = 4,
+        batch: int | None = None,
+        caller: str | None = None,
+        lease_margin: float | None = None,
+        grace: float = 30.0,
+        on_shutdown: OnShutdown = "return",
+        observers: Sequence[Observer] = (),
+        prepare_threshold: int | None = 5,
+    ) -> None:
+        super().__init__(
+            conninfo_or_pool,
+            schema=schema,
+            queue=queue,
+            handler=handler,
+            concurrency=concurrency,
+            batch=batch,
+            caller=caller,
+            lease_margin=lease_margin,
+            grace=grace,
+            on_shutdown=on_shutdown,
+            observers=observers,
+            prepare_threshold=prepare_threshold,
+        )
+        self._free = self._concurrency
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = copy_context()
+
+    async def run(self) -> Tally:
+        """Work until ``stop`` is called; answers what became of the jobs.
+
+        Where the task that runs it is cancelled, it stops at once: handlers are
+        cancelled and their jobs handed back.
+
+        Raises:
+            JobsError: The server refused a claim, for instance since the queue is not
+                declared or the role no worker; what was running has ended.
+            RuntimeError: It was run before.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        ended: asyncio.Future[Tally] = self._loop.create_future()
+        engine = self._engine(self)
+        Thread(
+            target=self._drive,
+            args=(engine, ended),
+            name=f"lenso-jobs {self._queue}",
+            daemon=True,
+        ).start()
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self.stop(0)
+            await asyncio.wait((ended,))
+            ended.exception()
+            raise
+        finally:
+            # They were cancelled; what they do about it is not waited for for long.
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=1.0)
+
+    def _drive(self, engine: Engine, ended: asyncio.Future[Tally]) -> None:
+        try:
+            tally = engine.run()
+        except BaseException as error:  # noqa: BLE001 - the loop's to raise
+            self._call(_settle, ended, None, error)
+        else:
+            self._call(_settle, ended, tally, None)
+
+    def alert(self) -> None:
+        """Begin runs in the loop."""
+        self._call(self._fill)
+
+    def tell(self, holding: Holding) -> None:
+        """Cancel the handler, in the loop."""
+        self._call(_cancel, holding)
+
+    def _call(self, act: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
+        """Act in the loop; where it was closed, nobody is left to act for."""
+        with suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act, *arguments)
+
+    def _fill(self) -> None:
+        while self._free and (holding := self._ledger.take()) is not None:
+            self._free -= 1
+            # In a context of its own: this may be called at the end of another run.
+            holding.task = task = asyncio.Task(
+                self._run(holding), context=self._context.copy()
+            )
+            self._tasks.add(task)
+
+    async def _run(self, holding: Holding) -> None:
+        lease, watch = holding.lease, self._watch
+        verdict = HANDED_BACK
+        try:
+            if watch.observers:
+                with watch.around(lease):
+                    await self._handler(lease)
+            else:
+                await self._handler(lease)
+            verdict = DONE
+        except BaseException as error:
+            if holding.task is not None and holding.task.cancelling():
+                # By us, whose word this is not any more, or by who ends the loop.
+                holding.is_handed_back = True
+            else:
+                log_failure(lease, error)
+                verdict = verdict_on(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        finally:
+            self._ledger.end(holding, verdict)
+            if holding.task is not None:
+                self._tasks.discard(holding.task)
+            self._free += 1
+            self._fill()
+
+
+def _cancel(holding: Holding) -> None:
+    if holding.task is not None:
+        holding.task.cancel()
+
+
+def _settle(
+    ended: asyncio.Future[Tally], tally: Tally | None, error: BaseException | None
+) -> None:
+    if ended.done():
+        return
+    if error is not None:
+        ended.set_exception(error)
+    elif tally is not None:
+        ended.set_result(tally)

@@ -1,0 +1,146 @@
+"""The worker whose handlers are functions, each on a thread."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from inspect import isawaitable, iscoroutinefunction
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from lenso_jobs.errors import InvalidArgument
+from lenso_jobs.worker._base import BaseWorker, OnShutdown
+from lenso_jobs.worker._engine import log_failure
+from lenso_jobs.worker._lease import HeldLease
+from lenso_jobs.worker._outcome import DONE, Verdict, verdict_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from psycopg_pool import ConnectionPool
+
+    from lenso_jobs.worker._engine import Tally
+    from lenso_jobs.worker._lease import Holding, LeaseOfWorker
+    from lenso_jobs.worker.observer import Observer
+
+
+class Worker(BaseWorker):
+    """Runs a handler for every job of a queue that falls due, until it is stopped.
+
+    A handler that returns has its job completed. One that raises ``Retry(code)`` or
+    ``Fail(code)`` chooses the failure; any other exception is a failure worth a retry,
+    with the name of its class as code. Handlers run on threads; leases are kept alive by
+    another thread on a connection of its own, whatever they do. A handler learns by
+    ``lease.lost`` that its lease is gone and that nothing it does counts any more.
+
+    Three connections are opened, and anew after they broke. Jobs are run at least once.
+
+    Args:
+        conninfo_or_pool: Where to connect: a connection string, or a pool whose
+            connection string and keyword arguments are used. No connection is taken
+            from a pool: it may be exhausted.
+        schema: The schema of the Instance.
+        queue: A declared queue.
+        handler: Called with a ``HeldLease``, on up to *concurrency* threads at once.
+        concurrency: How many handlers run at once, 1 to 1,000.
+        batch: How many jobs to hold at once, running and waiting for a thread, 1 to
+            1,000. As many as run when left out: another worker may be free for the rest.
+            For jobs of a few milliseconds a few hundred are several times as fast.
+        caller: The declared worker to act as, by ``SET LOCAL ROLE``; the connection's
+            own role when left out.
+        lease_margin: How many seconds before its end a lease counts as lost; a tenth of
+            the lease, and a second at most, when left out.
+        grace: For how many seconds handlers may go on after ``stop``.
+        on_shutdown: What becomes of jobs that have not ended by then, or not begun: they
+            are handed back by a retryable failure with code ``worker_shutdown``
+            ("return"), or left until their leases run out ("lapse").
+        observers: Told of everything that happens.
+        prepare_threshold: As psycopg's; None behind PgBouncer before 1.21 in transaction
+            mode.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+
+    _lease = HeldLease
+
+    def __init__(  # noqa: PLR0913 - a worker's options
+        self,
+        conninfo_or_pool: str | ConnectionPool[Any],
+        *,
+        schema: str,
+        queue: str,
+        handler: Callable[[HeldLease], object],
+        concurrency: int = 4,
+        batch: int | None = None,
+        caller: str | None = None,
+        lease_margin: float | None = None,
+        grace: float = 30.0,
+        on_shutdown: OnShutdown = "return",
+        observers: Sequence[Observer] = (),
+        prepare_threshold: int | None = 5,
+    ) -> None:
+        if iscoroutinefunction(handler):
+            raise InvalidArgument("handler is a coroutine function: use AsyncWorker")
+        super().__init__(
+            conninfo_or_pool,
+            schema=schema,
+            queue=queue,
+            handler=handler,
+            concurrency=concurrency,
+            batch=batch,
+            caller=caller,
+            lease_margin=lease_margin,
+            grace=grace,
+            on_shutdown=on_shutdown,
+            observers=observers,
+            prepare_threshold=prepare_threshold,
+        )
+
+    def run(self) -> Tally:
+        """Work until ``stop`` is called; answers what became of the jobs.
+
+        Handlers that are still running when the grace is over are left to themselves, on
+        daemon threads; their leases are lost.
+
+        Raises:
+            JobsError: The server refused a claim, for instance since the queue is not
+                declared or the role no worker; what was running has ended.
+            RuntimeError: It was run before.
+        """
+        engine = self._engine(self)
+        for number in range(self._concurrency):
+            Thread(
+                target=self._work,
+                name=f"lenso-jobs {self._queue} {number + 1}",
+                daemon=True,
+            ).start()
+        return engine.run()
+
+    def alert(self) -> None:
+        """Nothing to do: whoever waits for a job is woken by the ledger."""
+
+    def tell(self, holding: Holding) -> None:
+        """Nothing to do: the handler asks the lease."""
+
+    def _work(self) -> None:
+        holding = self._ledger.next()
+        while holding is not None:
+            holding = self._ledger.next(holding, self._verdict(holding))
+
+    def _verdict(self, holding: Holding) -> Verdict:
+        lease, watch = holding.lease, self._watch
+        try:
+            if watch.observers:
+                with watch.around(lease):
+                    copy_context().run(self._call, lease)
+            else:
+                copy_context().run(self._call, lease)
+        except BaseException as error:  # noqa: BLE001 - the next job waits
+            log_failure(lease, error)
+            return verdict_on(error)
+        return DONE
+
+    def _call(self, lease: LeaseOfWorker) -> None:
+        result = self._handler(lease)
+        if result is not None and isawaitable(result):
+            raise TypeError("the handler answered an awaitable: use AsyncWorker")
