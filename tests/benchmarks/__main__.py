@@ -1,10 +1,12 @@
 """Every figure of the README beside its floor, in one command.
 
     python tests/benchmarks [--rounds 5] [--only NAME ...] [--scale 1] [--out DIR]
+        [--add]
 
 The server is the one in LENSO_JOBS_SERVER_URL, else one of our own on disk (PG_BINDIR
 chooses which). Absolute figures mean little on a shared machine; the ratios are medians
-over the rounds, each to a figure of the same round. --scale 0.1 is a rehearsal.
+over the rounds, each to a figure of the same round. --scale 0.1 is a rehearsal; --add
+keeps what DIR holds of other measures, where they were taken in the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    parser.add_argument("--add", action="store_true")
     options = parser.parse_args()
 
     rows, curves = {}, {}
@@ -45,6 +48,8 @@ def main():
                     curves[name] = getattr(measures, name)(it, options.scale)
             ratio = f"{rows[name]['ratio']:.2f}" if name in rows else "plotted"
             print(f"{name}: {ratio} ({time.monotonic() - started:.0f} s)", flush=True)
+            if options.add:
+                rows = report.kept(options.out, machine) | rows
             table = report.write(options.out, machine, rows, curves)
     print(table)
 

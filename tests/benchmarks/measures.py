@@ -14,10 +14,13 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from queue import SimpleQueue as Queue
 from typing import Any
 
+from psycopg.conninfo import make_conninfo
+
 from contenders import CLAIM, TEXT, Floor, Kept, LensoJobs
-from lenso_jobs import Jobs
+from lenso_jobs import Jobs, Worker
 
 FLOOR, KEPT, OURS = "plain table", "with key and evidence", "lenso-jobs"
 OPEN = {FLOOR: Floor, KEPT: Kept, OURS: LensoJobs}
@@ -236,6 +239,61 @@ def cycle(it, rounds, scale):
     return figures
 
 
+@contextlib.contextmanager
+def working(it, handler, **options):
+    """Run a Worker beside what follows, and stop it."""
+    worker = Worker(
+        make_conninfo(it.conninfo, options="-c role=bench"),
+        schema="jobs_bench",
+        queue="email",
+        handler=handler,
+        **options,
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+@measure("drain of 20,000 no-op jobs by a Worker", "jobs/s", must=1.1)
+def worker_drain(it, rounds, scale):
+    """As above; a worker that idles is woken by one commit of all jobs."""
+    figures = {FLOOR: [], OURS: []}
+    count = int(20_000 * scale)
+    for _ in range(rounds):
+        for name in shuffled(figures):
+            it.empty()
+            with it.worker() as session, it.connect() as owner:
+                contender = OPEN[name](session)
+                contender.bulk(1000)
+                if name == FLOOR:
+                    contender.drain()
+                    contender.bulk(count)
+                    vacuum(it)
+                    started = time.perf_counter()
+                    contender.drain()
+                else:
+                    with working(it, lambda _: None, batch=500):
+                        until_empty(owner)
+                        with session.transaction():
+                            contender.bulk(count)
+                            started = time.perf_counter()
+                        until_empty(owner)
+                figures[name].append(count / (time.perf_counter() - started))
+    return figures
+
+
+def until_empty(session):
+    """Return once every job has ended, to the next few milliseconds."""
+    while session.execute(
+        "select exists (select from jobs_bench.live_job)"
+    ).fetchone() == (True,):
+        time.sleep(0.005)
+
+
 class FloorWorker:
     """Listens for every insert, and claims with raw SQL."""
 
@@ -250,7 +308,7 @@ class FloorWorker:
         while not (job := self.session.execute(self.claim).fetchone()):
             for _ in self.session.notifies(timeout=10, stop_after=1):
                 pass
-        return job
+        return job, time.perf_counter()
 
     def done(self, job):
         """Complete it."""
@@ -283,7 +341,7 @@ class OurWorker:
     def next(self):
         """Wait for a job and lease it."""
         (lease,) = self.jobs.claim("email", wait=30)
-        return lease
+        return lease, time.perf_counter()
 
     def done(self, lease):
         """Complete it."""
@@ -299,14 +357,44 @@ class OurWorker:
         self.producer.jobs.close()
 
 
+class OurRunningWorker:
+    """A ``Worker``, whose handler looks at the clock."""
+
+    def __init__(self, it):
+        self.producer = LensoJobs(it.worker())
+        self.picked = Queue()
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(working(it, self.note))
+
+    def note(self, lease):
+        """Handle a job."""
+        self.picked.put((lease, time.perf_counter()))
+
+    def next(self):
+        """Wait until a handler has begun."""
+        return self.picked.get(timeout=30)
+
+    def done(self, lease):
+        """Nothing: the worker completes it."""
+
+    def enqueue(self):
+        """Enqueue one job."""
+        self.producer.enqueue()
+
+    def close(self):
+        """Stop."""
+        self.stack.close()
+        self.producer.jobs.close()
+
+
 def pick_ups(worker, count):
     """Seconds from before each enqueue until an idle worker has the job."""
     picked, taken = [], threading.Semaphore(0)
 
     def work():
         for _ in range(count):
-            job = worker.next()
-            picked.append(time.perf_counter())
+            job, at = worker.next()
+            picked.append(at)
             worker.done(job)
             taken.release()
 
@@ -323,9 +411,9 @@ def pick_ups(worker, count):
     return [later - earlier for earlier, later in zip(sent, picked, strict=True)]
 
 
-def _latency(it, rounds, scale, pick):
+def _latency(it, rounds, scale, pick, ours=OurWorker):
     figures = {FLOOR: [], OURS: []}
-    kinds = {FLOOR: FloorWorker, OURS: OurWorker}
+    kinds = {FLOOR: FloorWorker, OURS: ours}
     for _ in range(rounds):
         it.empty()
         for name in shuffled(kinds):
@@ -356,6 +444,36 @@ def latency_p50(it, rounds, scale):
 def latency_p95(it, rounds, scale):
     """The same."""
     return _latency(it, rounds, scale, lambda spans: sorted(spans)[-len(spans) // 20])
+
+
+@measure(
+    "pick-up latency of an idle Worker, median",
+    "ms",
+    more_is_better=False,
+    must=1.2,
+    peers="1.7",
+)
+def worker_p50(it, rounds, scale):
+    """Until its handler begins."""
+    return _latency(it, rounds, scale, statistics.median, OurRunningWorker)
+
+
+@measure(
+    "pick-up latency of an idle Worker, 95th percentile",
+    "ms",
+    more_is_better=False,
+    must=1.2,
+    peers="1.9",
+)
+def worker_p95(it, rounds, scale):
+    """The same."""
+    return _latency(
+        it,
+        rounds,
+        scale,
+        lambda spans: sorted(spans)[-len(spans) // 20],
+        OurRunningWorker,
+    )
 
 
 def pairs(it, schema, blocks, size, calls=("claim", "complete"), beside=None):

@@ -118,9 +118,18 @@ def plots(curves, directory):
         plt.close(figure)
 
 
+def kept(directory, machine):
+    """The rows that a directory holds."""
+    before = json.loads((directory / "results.json").read_text())
+    if before["machine"] != machine:
+        raise SystemExit("what is there was measured in another way")
+    return before["rows"]
+
+
 def write(directory, machine, rows, curves):
     """Everything that was measured, into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
+    rows = {name: rows[name] for name in MEASURES if name in rows}
     (directory / "results.json").write_text(
         json.dumps({"machine": machine, "rows": rows, "curves": curves}, indent=1)
         + "\n"

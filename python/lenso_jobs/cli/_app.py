@@ -13,6 +13,7 @@ from lenso_jobs.cli._demo import demo
 from lenso_jobs.cli._inspect import inspect
 from lenso_jobs.cli._render import refuse
 from lenso_jobs.cli._setup import setup
+from lenso_jobs.cli._work import work
 from lenso_jobs.config import ConfigurationError
 from lenso_jobs.embedded import EmbeddedError
 from lenso_jobs.errors import JobsError
@@ -23,13 +24,14 @@ app = typer.Typer(
     name="lenso-jobs",
     help="A durable single-step job queue that lives in PostgreSQL.\n\n"
     "Exit codes: 0 done; 1 refused, or check found differences; 2 the command line, "
-    "the document or a secret is wrong, or the server cannot be reached; 130 interrupted.",
+    "the document or a secret is wrong, or the server cannot be reached; 3 a worker left "
+    "handlers running; 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would show the database URL.
     pretty_exceptions_enable=False,
 )
-for command in (setup, check, configure, inspect, demo):
+for command in (setup, check, configure, inspect, work, demo):
     app.command()(command)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import repeat
 from math import inf
 from queue import Empty
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -75,32 +75,44 @@ class Crew(Protocol):
 
 
 class _Trouble:
-    """Tells of a database that cannot be reached, and that it can be again, once."""
+    """Tells once of a database that gives no answers, and once that it does again."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._since: float | None = None
+        self._lock = Lock()
+        self._lines: set[Line] = set()
+        self._since = 0.0
         self._told_at = -inf
 
-    def note(self, error: psycopg.Error) -> None:
+    def note(self, line: Line, error: psycopg.Error) -> None:
         now = monotonic()
-        if self._since is None:
-            self._since = now
-            self._watch.tell("disconnected", error)
-        if now - self._told_at > _QUIET_SECONDS:
-            self._told_at = now
+        with self._lock:
+            is_news = not self._lines
+            self._lines.add(line)
+            if is_news:
+                self._since = now
+            is_time = now - self._told_at > _QUIET_SECONDS
+            if is_time:
+                self._told_at = now
+        if is_time:
             # Its text may hold what was in the connection string.
             logger.warning(
-                "the database gives no answers (%s %s) since %.0f s; trying again",
+                "the database gives no answers (%s, %s), for %.0f s now; trying again",
                 type(error).__name__,
                 error.sqlstate or "without a code",
                 now - self._since,
             )
+        if is_news:
+            self._watch.tell("disconnected", error)
 
-    def over(self) -> None:
-        if self._since is not None:
+    def over(self, line: Line) -> None:
+        if not self._lines:
+            return
+        with self._lock:
+            was_last = self._lines == {line}
+            self._lines.discard(line)
+        if was_last:
             seconds = monotonic() - self._since
-            self._since, self._told_at = None, -inf
             logger.warning("the database answers again, after %.1f s", seconds)
             self._watch.tell("reconnected", seconds)
 
@@ -206,6 +218,11 @@ class Engine:
             self._supervise(deadline, lambda: self._ledger.has_work)
             if self._ledger.has_work:
                 self._force()
+        except BaseException:
+            # Somebody interrupts: what the jobs were claimed for is not left behind.
+            self._ledger.close()
+            self._force()
+            raise
         finally:
             self._end()
         logger.info("worker of queue %s has stopped: %s", self._queue, self._tally)
@@ -293,10 +310,10 @@ class Engine:
                 if not is_passing(error):
                     raise
                 pause = backoff.failed(error)
-                if pause:
-                    self._trouble.note(error)
-                ending.wait(pause)
+                if pause and not ending.wait(pause):
+                    self._trouble.note(line, error)
             else:
+                self._trouble.over(line)
                 return True
         return False
 
@@ -346,15 +363,15 @@ class Engine:
         line.expect(ANSWER_SECONDS)
         asked_at = monotonic()
         leases = jobs.hold(self._lease, self._queue, wanted)
-        self._trouble.over()
+        self._trouble.over(line)
         if leases:
             holdings = [holding_of(lease) for lease in leases]
             for holding in holdings:
                 holding.count_from(asked_at)
-            self._ledger.add(holdings)
-            self._crew.alert()
             if self._watch.observers:
                 self._watch.tell("claimed", self._queue, len(leases))
+            self._ledger.add(holdings)
+            self._crew.alert()
         return len(leases)
 
     # Leases.
@@ -372,7 +389,6 @@ class Engine:
             return
         line.expect(max(1.0, min(h.ends_at for h in due) - asked_at) / 2)
         rows = jobs.prolong(_leases(due))
-        self._trouble.over()
         for holding, (outcome, end, left) in zip(due, rows, strict=True):
             if outcome == "renewed" and end is not None and left is not None:
                 holding.extend(asked_at, left)
@@ -426,7 +442,6 @@ class Engine:
                 if isinstance(error, psycopg.Error) and is_passing(error):
                     raise
                 outcomes = [self._alone(line, jobs, report, h) for h in group]
-            self._trouble.over()
             self._reported(done, group, outcomes)
 
     def _alone(

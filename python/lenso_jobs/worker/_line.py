@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from contextlib import contextmanager
+from inspect import iscoroutinefunction
 from math import inf
 from threading import Lock
 from time import monotonic
@@ -16,6 +17,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from lenso_jobs._client import Jobs
+from lenso_jobs.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -216,6 +218,10 @@ def connector(
     if not isinstance(source, str):
         conninfo = source.conninfo  # type: ignore[attr-defined]
         kwargs = source.kwargs or {}  # type: ignore[attr-defined]
+        if iscoroutinefunction(conninfo) or iscoroutinefunction(kwargs):
+            raise InvalidArgument(
+                "conninfo_or_pool must say where to connect without being awaited"
+            )
 
     def connect() -> psycopg.Connection[Any]:
         given = dict(kwargs() if callable(kwargs) else kwargs)

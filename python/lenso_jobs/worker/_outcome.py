@@ -85,7 +85,7 @@ def code_of(error: BaseException) -> str:
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
     # The end of a long name says more than its beginning.
-    return _NO_PART_OF_A_CODE.sub("_", name)[-_LONGEST:]
+    return _NO_PART_OF_A_CODE.sub("_", name)[-_LONGEST:] or "exception"
 
 
 def is_retryable(error: BaseException) -> bool:

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from functools import reduce
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from lenso_jobs.cli import _options, _render
+from lenso_jobs.config import Configuration
+from lenso_jobs.prepare import verified
+from lenso_jobs.worker import AsyncWorker, Observer, Worker
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+FORCED = 3
+"""The exit code of a worker that had to leave handlers running."""
+_LAST_RESORT_SECONDS = 10.0
+
+
+def work(  # noqa: PLR0913, PLR0917 - a worker's options
+    config: _options.Config,
+    queue: Annotated[str, typer.Option(help="A declared queue.")],
+    handler: Annotated[
+        str,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="What to call with each lease; a coroutine function runs on asyncio. "
+            "Also looked for in the current directory.",
+        ),
+    ],
+    secrets_dir: _options.SecretsDir = None,
+    caller: _options.Caller = None,
+    concurrency: Annotated[
+        int, typer.Option(help="How many handlers run at once.")
+    ] = 4,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="How many jobs to hold at once; as many as run by default."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds handlers may go on after SIGTERM or SIGINT.")
+    ] = 30.0,
+    on_shutdown: Annotated[
+        Literal["return", "lapse"],
+        typer.Option(help="Hand unfinished jobs back, or let their leases run out."),
+    ] = "return",
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:OBSERVER",
+            help="An Observer, or its class; may be given several times.",
+        ),
+    ] = None,
+    prepare_statements: Annotated[
+        bool,
+        typer.Option(
+            "--prepare/--no-prepare",
+            help="Without prepared statements, for PgBouncer before 1.21.",
+        ),
+    ] = True,
+) -> None:
+    """Run a handler for every job of a queue, until SIGTERM or SIGINT.
+
+    The first signal lets running handlers end within the grace, the second gives them
+    up. Exit code 0 after a clean stop, 3 where handlers were left running or ends of
+    jobs could not be reported.
+    """
+    sys.path.insert(0, "")
+    function = _named(handler, "--handler")
+    observers = [_observer(name) for name in observer or ()]
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    configuration = Configuration.from_file(config)
+    conninfo = verified(configuration, _options.resolver(secrets_dir), caller)
+    options: dict[str, Any] = {
+        "schema": configuration.schema_,
+        "queue": queue,
+        "handler": function,
+        "concurrency": concurrency,
+        "batch": batch,
+        "caller": caller,
+        "grace": grace,
+        "on_shutdown": on_shutdown,
+        "observers": observers,
+        "prepare_threshold": 5 if prepare_statements else None,
+    }
+    if iscoroutinefunction(function) or iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - its kind is asked for
+    ):
+        worker = AsyncWorker(conninfo, **options)
+        _stop_by_signals(worker, grace)
+        tally = asyncio.run(worker.run())
+    else:
+        worker_of_threads = Worker(conninfo, **options)
+        _stop_by_signals(worker_of_threads, grace)
+        tally = worker_of_threads.run()
+    if not tally.is_clean:
+        raise typer.Exit(FORCED)
+
+
+def _named(name: str, option: str) -> Any:  # noqa: ANN401 - whatever it is
+    module, _, path = name.partition(":")
+    try:
+        found = reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, ValueError, AttributeError) as error:
+        raise typer.BadParameter(
+            f"cannot find {name}: {error}", param_hint=option
+        ) from None
+    if not callable(found) and not isinstance(found, Observer):
+        raise typer.BadParameter(f"{name} cannot be called", param_hint=option)
+    return found
+
+
+def _observer(name: str) -> Observer:
+    found = _named(name, "--observer")
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Observer):
+        raise typer.BadParameter(f"{name} is no Observer", param_hint="--observer")
+    return made
+
+
+def _stop_by_signals(worker: Worker | AsyncWorker, grace: float) -> None:
+    seconds = [grace, 0.0]
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        left = seconds.pop(0) if len(seconds) > 1 else 0.0
+        worker.stop(left)
+        # A handler may block the interpreter's end, or the event loop.
+        threading.Thread(target=_leave_after, args=(left,), daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _leave_after(grace: float) -> None:
+    time.sleep(grace + _LAST_RESORT_SECONDS)
+    _render.refuse("handlers do not let the process end", None)
+    os._exit(FORCED)
