@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -25,7 +25,7 @@ from lenso_jobs._waiting import POLLING_SECONDS, pauses
 from lenso_jobs.errors import JobsError
 from lenso_jobs.worker._lease import holding_of, renewed
 from lenso_jobs.worker._line import Backoff, Line, is_passing
-from lenso_jobs.worker._outcome import DONE, Fail, Retry, code_of
+from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Fail, Retry, code_of
 from lenso_jobs.worker.observer import Ended
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ HAND_BACK_SECONDS = 5.0
 """How long a worker that was forced to stop tries to hand its jobs back."""
 _QUIET_SECONDS = 60.0
 _TICK = 0.1
+_NEVER = 1e300
 
 
 @dataclass(slots=True)
@@ -127,8 +128,8 @@ class Watch:
         for observer in self.observers:
             try:
                 getattr(observer, event)(*facts)
-            except Exception:
-                logger.exception("an observer failed at %s", event)
+            except Exception as error:  # noqa: BLE001 - an observer does no harm
+                _log_observer(event, error)
 
     @contextmanager
     def around(self, lease: LeaseOfWorker) -> Iterator[None]:
@@ -138,8 +139,8 @@ class Watch:
                 try:
                     inner = observer.running(lease)
                     inner.__enter__()
-                except Exception:
-                    logger.exception("an observer failed at running")
+                except Exception as error:  # noqa: BLE001 - as above
+                    _log_observer("running", error)
                 else:
                     stack.push(partial(_leave, inner))
             yield
@@ -148,9 +149,14 @@ class Watch:
 def _leave(inner: Any, *error: Any) -> None:  # noqa: ANN401 - as __exit__ takes them
     try:
         inner.__exit__(*error)
-    except Exception as raised:
+    except BaseException as raised:  # noqa: BLE001 - as above
         if raised is not error[1]:
-            logger.exception("an observer failed after running")
+            _log_observer("running", raised)
+
+
+def _log_observer(event: str, error: BaseException) -> None:
+    # Without its text: that, or the text of what it was raised from, may be a payload's.
+    logger.error("an observer failed at %s: %s", event, _origin(error))
 
 
 class Stop(NamedTuple):
@@ -183,6 +189,7 @@ class Engine:
         self._grace = grace
         # The one kind of queue that a signal handler may put into.
         self._orders = orders
+        self._deadline = inf
         self._trouble = _Trouble(watch)
         self._tally = Tally()
         self._error: BaseException | None = None
@@ -212,14 +219,15 @@ class Engine:
         for thread in self._threads:
             thread.start()
         try:
-            deadline = self._supervise_until_stopped()
+            self._supervise_until_stopped()
             # What a claim on its way has leased is not to be left behind.
-            self._supervise(max(deadline, monotonic() + 1.0), self._threads[0].is_alive)
-            self._supervise(deadline, lambda: self._ledger.has_work)
+            self._supervise(self._threads[0].is_alive, at_least=1.0)
+            self._supervise(lambda: self._ledger.has_work)
             if self._ledger.has_work:
                 self._force()
         except BaseException:
             # Somebody interrupts: what the jobs were claimed for is not left behind.
+            self._deadline = monotonic()
             self._ledger.close()
             self._force()
             raise
@@ -230,35 +238,29 @@ class Engine:
             raise self._error
         return self._tally
 
-    def _supervise_until_stopped(self) -> float:
-        """Answer until when what runs may go on."""
-        while True:
-            order = self._tick()
-            if order is not None:
-                break
+    def _supervise_until_stopped(self) -> None:
+        while self._deadline == inf:
+            self._tick()
         self._closing.set()
         self._ledger.close()
         self._bell.send(b".")
-        return order.by
 
-    def _supervise(self, deadline: float, is_going: Callable[[], bool]) -> None:
+    def _supervise(self, is_going: Callable[[], bool], at_least: float = 0.0) -> None:
         """Look after leases and connections while something is going on."""
-        while is_going() and monotonic() < deadline:
-            order = self._tick()
-            if order is not None:
-                deadline = min(deadline, order.by)
+        earliest = monotonic() + at_least
+        while is_going() and monotonic() < max(self._deadline, earliest):
+            self._tick()
 
-    def _tick(self) -> Stop | None:
-        try:
-            order: Stop | None = self._orders.get(timeout=_TICK)
-        except Empty:
-            order = None
+    def _tick(self) -> None:
+        with suppress(Empty):
+            # An order without an end in sight is an order, too.
+            order = self._orders.get(timeout=_TICK)
+            self._deadline = min(self._deadline, order.by, _NEVER)
         for holding in self._ledger.lapse():
             self._tell_lost(holding)
         now = monotonic()
         for line in self._lines:
             line.cut_if_overdue(now)
-        return order
 
     def _force(self) -> None:
         """Give up what has not ended, and try to hand it back."""
@@ -267,7 +269,7 @@ class Engine:
         for holding in abandoned:
             log(logging.WARNING, "the grace is over, its handler runs", holding.lease)
             self._crew.tell(holding)
-        self._supervise(monotonic() + HAND_BACK_SECONDS, lambda: self._ledger.has_work)
+        self._supervise(lambda: self._ledger.has_work, at_least=HAND_BACK_SECONDS)
 
     def _end(self) -> None:
         self._closing.set()
@@ -506,7 +508,7 @@ class Engine:
     def _leave(self, holding: Holding, outcome: Outcome) -> None:
         """Count what became of a job, and tell."""
         code = holding.verdict.code if holding.verdict and outcome != "lost" else None
-        if holding.is_handed_back and outcome != "lost":
+        if holding.verdict is HANDED_BACK and outcome != "lost":
             outcome = "handed_back"
         setattr(self._tally, outcome, getattr(self._tally, outcome) + 1)
         if outcome == "succeeded":
@@ -561,12 +563,15 @@ def log(level: int, what: str, lease: LeaseOfWorker, code: str | None = None) ->
 
 def log_failure(lease: LeaseOfWorker, error: BaseException) -> None:
     """Write which exception a handler raised and where; its text may be the payload's."""
-    if isinstance(error, Retry | Fail):
-        return
+    if not isinstance(error, Retry | Fail):
+        log(logging.WARNING, f"handler raised {_origin(error)}", lease)
+
+
+def _origin(error: BaseException) -> str:
+    """The class of an exception, and where it was raised."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    where = (
-        f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
-    )
-    log(logging.WARNING, f"handler raised {code_of(error)}{where}", lease)
+    if place is None:
+        return code_of(error)
+    return f"{code_of(error)} at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"

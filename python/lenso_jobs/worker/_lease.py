@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Terms:
     """What all leases of a worker have in common.
 
-    ``margin`` is how many seconds before its end a lease counts as lost; None for a
-    tenth of the lease, and a second at most.
+    ``margin`` is how many seconds before its end a lease counts as lost, half the lease
+    at most; None for a tenth of the lease, and a second at most.
     """
 
     schema: str
@@ -47,7 +47,6 @@ class Holding:
     __slots__ = (
         "began_at",
         "ends_at",
-        "is_handed_back",
         "is_lost",
         "is_own",
         "lease",
@@ -66,7 +65,6 @@ class Holding:
         self.is_lost = False
         # The handler ends the job in a transaction of its own.
         self.is_own = False
-        self.is_handed_back = False
         self.verdict: Verdict | None = None
         self.began_at = self.seconds = 0.0
         self.task: Task[None] | None = None
@@ -81,7 +79,7 @@ class Holding:
         self.ends_at = asked_at + left
         self.renew_at = asked_at + left / 3
         self.safe_until = self.ends_at - (
-            min(1.0, left / 10) if margin is None else margin
+            min(1.0, left / 10) if margin is None else min(margin, left / 2)
         )
 
     def is_over(self, now: float) -> bool:

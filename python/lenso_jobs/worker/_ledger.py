@@ -278,7 +278,6 @@ class Ledger:
         holding.is_lost = True
         if self._hands_back and not was_lost:
             holding.verdict = HANDED_BACK
-            holding.is_handed_back = True
             self._done.append(holding)
         else:
             self._dropped.append(holding)

@@ -159,15 +159,11 @@ class AsyncWorker(BaseWorker):
             else:
                 await self._handler(lease)
             verdict = DONE
-        except BaseException as error:
-            if holding.task is not None and holding.task.cancelling():
-                # By us, whose word this is not any more, or by who ends the loop.
-                holding.is_handed_back = True
-            else:
+        except BaseException as error:  # noqa: BLE001 - the other jobs go on
+            # Who was cancelled was so by us, or by who ends the loop: handed back.
+            if holding.task is None or not holding.task.cancelling():
                 log_failure(lease, error)
                 verdict = verdict_on(error)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
         finally:
             self._ledger.end(holding, verdict)
             if holding.task is not None:

@@ -47,8 +47,8 @@ class Worker(BaseWorker):
             For jobs of a few milliseconds a few hundred are several times as fast.
         caller: The declared worker to act as, by ``SET LOCAL ROLE``; the connection's
             own role when left out.
-        lease_margin: How many seconds before its end a lease counts as lost; a tenth of
-            the lease, and a second at most, when left out.
+        lease_margin: How many seconds before its end a lease counts as lost, half the
+            lease at most; a tenth of it, and a second at most, when left out.
         grace: For how many seconds handlers may go on after ``stop``.
         on_shutdown: What becomes of jobs that have not ended by then, or not begun: they
             are handed back by a retryable failure with code ``worker_shutdown``

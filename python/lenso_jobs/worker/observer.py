@@ -29,7 +29,8 @@ class Observer:
     """Override what you need; each lease that was claimed ends exactly once.
 
     Methods are called from the threads of the worker, ``running`` from the one that runs
-    the handler, and must be quick. What they raise is logged and otherwise ignored.
+    the handler, and must be quick. What they raise is logged by its class, without its
+    text, and otherwise ignored.
     """
 
     def claimed(self, queue: str, count: int) -> None:

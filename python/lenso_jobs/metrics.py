@@ -1,0 +1,146 @@
+"""Metrics of workers for Prometheus: what they claim, hold, run and end."""
+
+from __future__ import annotations
+
+import collections
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from lenso_jobs.worker.observer import Ended, Observer
+
+try:
+    from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+except ImportError as error:
+    raise ImportError("pip install 'lenso-jobs[prometheus]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from lenso_jobs.worker._lease import LeaseOfWorker
+
+_BUCKETS = (0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600)
+
+
+class PrometheusObserver(Observer):
+    """Counts what workers do, under names that begin with the namespace.
+
+    ::
+
+        claimed_total{queue}               jobs leased
+        ended_total{queue,kind,outcome}    what became of them, as in the Tally of run
+        failures_total{queue,code}         failure codes reported, worker_shutdown too
+        held{queue}                        jobs claimed and not ended
+        running{queue}                     handlers that run, with or without a lease
+        handler_seconds{queue,kind}        how long they ran, however they ended
+        leases_lost_total{queue}           leases lost while their handler ran
+        disconnections_total               times the database could not be reached
+        connected                          0 from then on until it answers one of them
+
+    Give one to as many workers as you like, or make several: those of one registry and
+    namespace count in the same metrics. Kinds and failure codes are labels: keep them
+    few.
+
+    Args:
+        registry: Where the metrics are registered; prometheus_client's own when left
+            out.
+        namespace: What the names begin with.
+
+    Raises:
+        ValueError: The registry has metrics of somebody else by these names.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        namespace: str = "lenso_jobs",
+    ) -> None:
+        registry = REGISTRY if registry is None else registry
+        with _known_lock:
+            known = _known.setdefault(registry, {})
+            if namespace not in known:
+                known[namespace] = _Metrics(registry, namespace)
+            self._metrics = known[namespace]
+
+    def claimed(self, queue: str, count: int) -> None:
+        """Count jobs that were leased."""
+        self._metrics.claimed.labels(queue).inc(count)
+        self._metrics.lost.labels(queue)  # an alert needs the 0 before the first
+        self._metrics.hold(queue, count)
+        # Who was told otherwise may have stopped since, and says no more.
+        self._metrics.connected.set(1)
+
+    @contextmanager
+    def running(self, lease: LeaseOfWorker) -> Iterator[None]:
+        """Time the handler."""
+        seconds = self._metrics.seconds.labels(lease.queue, lease.kind)
+        running = self._metrics.running.labels(lease.queue)
+        with running.track_inprogress(), seconds.time():
+            yield
+
+    def lost(self, lease: LeaseOfWorker) -> None:
+        """Count a lease that was lost while its handler runs."""
+        self._metrics.lost.labels(lease.queue).inc()
+
+    def ended(self, ended: Ended) -> None:
+        """Count what became of a job."""
+        lease = ended.lease
+        self._metrics.ended.labels(lease.queue, lease.kind, ended.outcome).inc()
+        if ended.code is not None:
+            self._metrics.failures.labels(lease.queue, ended.code).inc()
+        self._metrics.hold(lease.queue, -1)
+
+    def disconnected(self, error: BaseException) -> None:
+        """Note that the database cannot be reached."""
+        del error
+        self._metrics.disconnections.inc()
+        self._metrics.connected.set(0)
+
+    def reconnected(self, seconds: float) -> None:
+        """Note that it answers again."""
+        del seconds
+        self._metrics.connected.set(1)
+
+
+class _Metrics:
+    """The metrics of one namespace in one registry."""
+
+    def __init__(self, registry: CollectorRegistry, namespace: str) -> None:
+        counter = partial(Counter, namespace=namespace, registry=registry)
+        gauge = partial(Gauge, namespace=namespace, registry=registry)
+        summed = partial(gauge, multiprocess_mode="livesum")
+        timer = partial(Histogram, namespace=namespace, registry=registry)
+        queue, sort = ["queue"], ["queue", "kind"]
+        self.claimed = counter("claimed_total", "Jobs leased", queue)
+        self.ended = counter("ended_total", "Jobs by outcome", [*sort, "outcome"])
+        self.failures = counter("failures_total", "Failures by code", [*queue, "code"])
+        self.held = summed("held", "Jobs claimed and not ended", queue)
+        self.running = summed("running", "Handlers that run", queue)
+        self.seconds = timer(
+            "handler_seconds", "How long handlers ran", sort, buckets=_BUCKETS
+        )
+        self.lost = counter("leases_lost_total", "Leases lost in a run", queue)
+        self.disconnections = counter(
+            "disconnections_total", "Times the database could not be reached"
+        )
+        self.connected = gauge(
+            "connected", "1 if the database answers", multiprocess_mode="livemin"
+        )
+        self.connected.set(1)
+        self._holding: collections.Counter[str] = collections.Counter()
+        self._lock = Lock()
+
+    def hold(self, queue: str, change: int) -> None:
+        """Count jobs in or out; a quick one may be out before it was told of."""
+        with self._lock:
+            self._holding[queue] += change
+            self.held.labels(queue).set(max(0, self._holding[queue]))
+
+
+_known: WeakKeyDictionary[CollectorRegistry, dict[str, _Metrics]] = WeakKeyDictionary()
+_known_lock = Lock()
