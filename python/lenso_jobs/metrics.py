@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -71,7 +70,7 @@ class PrometheusObserver(Observer):
         """Count jobs that were leased."""
         self._metrics.claimed.labels(queue).inc(count)
         self._metrics.lost.labels(queue)  # an alert needs the 0 before the first
-        self._metrics.hold(queue, count)
+        self._metrics.held.labels(queue).inc(count)
         # Who was told otherwise may have stopped since, and says no more.
         self._metrics.connected.set(1)
 
@@ -93,7 +92,7 @@ class PrometheusObserver(Observer):
         self._metrics.ended.labels(lease.queue, lease.kind, ended.outcome).inc()
         if ended.code is not None:
             self._metrics.failures.labels(lease.queue, ended.code).inc()
-        self._metrics.hold(lease.queue, -1)
+        self._metrics.held.labels(lease.queue).dec()
 
     def disconnected(self, error: BaseException) -> None:
         """Note that the database cannot be reached."""
@@ -132,14 +131,6 @@ class _Metrics:
             "connected", "1 if the database answers", multiprocess_mode="livemin"
         )
         self.connected.set(1)
-        self._holding: collections.Counter[str] = collections.Counter()
-        self._lock = Lock()
-
-    def hold(self, queue: str, change: int) -> None:
-        """Count jobs in or out; a quick one may be out before it was told of."""
-        with self._lock:
-            self._holding[queue] += change
-            self.held.labels(queue).set(max(0, self._holding[queue]))
 
 
 _known: WeakKeyDictionary[CollectorRegistry, dict[str, _Metrics]] = WeakKeyDictionary()

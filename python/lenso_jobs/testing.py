@@ -21,7 +21,7 @@ import inspect
 import os
 import re
 import secrets
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, islice
@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
     import psycopg
 
-    from lenso_jobs import Configuration, HeldLease, InspectedJob, Jobs
+    from lenso_jobs import AsyncJobs, Configuration, HeldLease, InspectedJob, Jobs
     from lenso_jobs.worker import Outcome
     from lenso_jobs.worker._line import WorkersJobs
 
@@ -60,6 +60,8 @@ _ENQUEUED = """
         max_attempts
     from job order by job_id
 """
+# It can become only what it is a member of.
+_AS_LOGGED_IN = "select set_config('session_authorization', %s, false)"
 _UNUSED_CALLERS = """
     select r.rolname from pg_roles as r
     where r.rolname = any (%s) and shobj_description(r.oid, 'pg_authid') = %s
@@ -98,7 +100,7 @@ class Run:
     kind: str
     attempt: int
     outcome: Outcome
-    failure_code: str | None = None
+    code: str | None = None
 
 
 class JobsInstance:
@@ -153,14 +155,28 @@ class JobsInstance:
         """
         from lenso_jobs import Jobs
 
-        declared = sorted(set().union(*self.configuration.callers.values()))
-        if caller not in declared:
-            raise LookupError(
-                f"{caller!r} is not a declared caller; declared: {', '.join(declared)}"
-            )
+        self._declared(caller)
         if caller not in self._clients:
             self._clients[caller] = Jobs(self.connect(caller), self.schema)
         return self._clients[caller]
+
+    @asynccontextmanager
+    async def async_jobs(self, caller: str) -> AsyncIterator[AsyncJobs]:
+        """Lend the client for asyncio of a declared caller, in the loop that runs.
+
+        Raises:
+            LookupError: The document does not declare it.
+        """
+        import psycopg
+
+        from lenso_jobs import AsyncJobs
+
+        self._declared(caller)
+        async with await psycopg.AsyncConnection.connect(
+            self.conninfo(caller), autocommit=True
+        ) as connection:
+            await connection.execute(_AS_LOGGED_IN, (caller,))
+            yield AsyncJobs(connection, self.schema)
 
     @property
     def producer(self) -> Jobs:
@@ -296,16 +312,20 @@ class JobsInstance:
             raise error
         return run
 
+    def _declared(self, caller: str) -> None:
+        declared = sorted(set().union(*self.configuration.callers.values()))
+        if caller not in declared:
+            raise LookupError(
+                f"{caller!r} is not a declared caller; declared: {', '.join(declared)}"
+            )
+
     @contextmanager
     def _session(self, role: str | None) -> Iterator[Connection]:
         import psycopg
 
         with psycopg.connect(self.conninfo(role), autocommit=True) as connection:
             if role is not None:
-                # As if it had logged in: it can become only what it is a member of.
-                connection.execute(
-                    "select set_config('session_authorization', %s, false)", (role,)
-                )
+                connection.execute(_AS_LOGGED_IN, (role,))
             yield connection
 
     @cached_property

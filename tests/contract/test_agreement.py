@@ -3,6 +3,9 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from lenso_jobs._models import (
     LeasedJob,
     RenewedItem,
 )
-from lenso_jobs.prepare import SCHEMA_VERSION, function_digests
+from lenso_jobs._prepare import SCHEMA_VERSION, function_digests
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,7 +37,7 @@ FLOORS = (
     ("config", "secrets", "embedded"),
     ("_waiting",),
     ("_client", "_async_client"),
-    ("prepare", "operator"),
+    ("_prepare", "operator"),
     ("worker",),
     ("__init__",),
     ("capability", "metrics", "tracing", "testing"),
@@ -172,14 +175,35 @@ def test_every_composite_type_has_its_dataclass(owner, model, composite):
 
 
 def test_the_public_names_are_all_there_is():
-    exported = {
-        name
-        for name in vars(lenso_jobs)
-        if not name.startswith("_") and not inspect.ismodule(getattr(lenso_jobs, name))
+    tree = ast.parse(Path(lenso_jobs.__file__).read_text(encoding="utf-8"))
+    checked = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("lenso_jobs")
+        for alias in node.names
     }
 
-    assert exported == set(lenso_jobs.__all__)
-    assert sorted(lenso_jobs.__all__) == lenso_jobs.__all__
+    assert sorted(lenso_jobs.__all__) == lenso_jobs.__all__ == sorted(checked)
+    for name, module in checked.items():
+        assert getattr(lenso_jobs, name) is getattr(import_module(module), name)
+    assert set(lenso_jobs.__all__) <= set(dir(lenso_jobs))
+    with pytest.raises(AttributeError, match="has no attribute 'Job'"):
+        _ = lenso_jobs.Job
+
+
+def test_the_package_by_itself_imports_nothing_but_the_standard_library():
+    listed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, lenso_jobs.testing; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    assert not {"psycopg", "pydantic", "psycopg_pool", "yoyo"} & set(listed)
 
 
 def imports(path):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlencode
 from uuid import uuid4
@@ -106,10 +107,30 @@ def newcomer(new_database, tmp_path):
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
+    def start(*command):
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=tmp_path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    started = []
+    run.start = start
+    run.directory = tmp_path
+    run.ours_in_sh = lambda text: text.replace("email-worker", renamed["email-worker"])
     run.conninfo = conninfo
     run.ours = ours
     run.url = environment["JOBS_DATABASE_URL"]
     yield run
+    for process in started:
+        process.kill()
+        process.communicate()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("drop schema if exists jobs_email cascade")
         for name in renamed.values():
@@ -128,11 +149,51 @@ def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
 
     assert answer.splitlines()[1:] == ["t", "succeeded|1"]
     for block in blocks("python"):
-        newcomer(sys.executable, "-W", "error", "-c", newcomer.ours(block))
+        if "def jobs_configuration" in block or "def test_" in block:
+            continue  # the plugin's tests run them
+        if "HeldLease)" in block:
+            (name,) = re.findall(r"Save this as `(\w+\.py)`", README)
+            (newcomer.directory / name).write_text(block)
+        elif "worker.run()" in block:
+            worked(newcomer, sys.executable, "-W", "error", "-c", newcomer.ours(block))
+        else:
+            newcomer(sys.executable, "-W", "error", "-c", newcomer.ours(block))
     with psycopg.connect(newcomer.conninfo) as connection:
         assert connection.execute(
-            "select count(*) from jobs_email.attempt where outcome = 'succeeded'"
-        ).fetchone() == (3,)
+            "select outcome, failure_code, count(*) from jobs_email.attempt"
+            " group by 1, 2 order by 3"
+        ).fetchall() == [("failed", "no_recipient", 1), ("succeeded", None, 4)]
+
+
+def test_the_command_of_a_worker_runs_the_handler_of_the_readme(newcomer, psql):
+    _, _, first, _ = blocks("bash")
+    setup = "\n".join(line for line in first.splitlines() if "export" not in line)
+    newcomer("bash", "-ec", setup)
+    (handler,) = (block for block in blocks("python") if "HeldLease)" in block)
+    (newcomer.directory / "emails.py").write_text(handler)
+    (command,) = (block for block in blocks("sh") if "lenso-jobs work" in block)
+    enqueue = next(block for block in blocks("python") if "accounts" in block)
+    newcomer(sys.executable, "-c", newcomer.ours(enqueue.split("    worker =")[0]))
+
+    said = worked(newcomer, "bash", "-c", "exec " + newcomer.ours_in_sh(command))
+
+    assert "send to grace@example.com" in said
+
+
+def worked(newcomer, *command):
+    """Run a worker until nothing is left to do, and ask it to stop."""
+    process = newcomer.start(*command)
+    deadline = time.monotonic() + 20
+    with psycopg.connect(newcomer.conninfo, autocommit=True) as connection:
+        while connection.execute(
+            "select exists (table jobs_email.live_job)"
+        ).fetchone()[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    process.terminate()
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, said
+    return said
 
 
 def test_an_operator_needs_only_psql_and_yoyo(newcomer, psql):

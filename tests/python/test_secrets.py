@@ -11,8 +11,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from lenso_jobs import DirectorySecrets, EnvironmentSecrets, SecretNotFound, prepare
+from lenso_jobs._prepare import connection_string
 from lenso_jobs.embedded import EmbeddedServer
-from lenso_jobs.prepare import connection_string
 
 PASSWORD = "hush-hush"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lenso_jobs._prepare import connection_string
 from lenso_jobs.config import Configuration
-from lenso_jobs.prepare import connection_string
 from lenso_jobs.secrets import DirectorySecrets, EnvironmentSecrets
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lenso_jobs._prepare import verified
 from lenso_jobs.cli import _options, _render
 from lenso_jobs.config import Configuration
-from lenso_jobs.prepare import verified
 from lenso_jobs.worker import AsyncWorker, Observer, Worker
 
 if TYPE_CHECKING:

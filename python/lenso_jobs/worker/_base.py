@@ -71,7 +71,7 @@ class BaseWorker:
         self._connect = connector(
             conninfo_or_pool, f"lenso-jobs {queue}", prepare_threshold
         )
-        self._orders: SimpleQueue[Stop] = SimpleQueue()
+        self._orders: SimpleQueue[Stop | None] = SimpleQueue()
         self._was_run = False
 
     def __repr__(self) -> str:

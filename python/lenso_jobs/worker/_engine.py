@@ -84,37 +84,38 @@ class _Trouble:
         self._lines: set[Line] = set()
         self._since = 0.0
         self._told_at = -inf
+        self._is_told = False
 
     def note(self, line: Line, error: psycopg.Error) -> None:
         now = monotonic()
         with self._lock:
-            is_news = not self._lines
-            self._lines.add(line)
-            if is_news:
+            if not self._lines:
                 self._since = now
-            is_time = now - self._told_at > _QUIET_SECONDS
-            if is_time:
+                self._watch.tell("disconnected", error)
+            self._lines.add(line)
+            if now - self._told_at > _QUIET_SECONDS:
                 self._told_at = now
-        if is_time:
-            # Its text may hold what was in the connection string.
-            logger.warning(
-                "the database gives no answers (%s, %s), for %.0f s now; trying again",
-                type(error).__name__,
-                error.sqlstate or "without a code",
-                now - self._since,
-            )
-        if is_news:
-            self._watch.tell("disconnected", error)
+                self._is_told = True
+                # Its text may hold what was in the connection string.
+                logger.warning(
+                    "the database gives no answers (%s, %s), for %.0f s now",
+                    type(error).__name__,
+                    error.sqlstate or "without a code",
+                    now - self._since,
+                )
 
     def over(self, line: Line) -> None:
         if not self._lines:
             return
         with self._lock:
-            was_last = self._lines == {line}
-            self._lines.discard(line)
-        if was_last:
+            if self._lines != {line}:
+                self._lines.discard(line)
+                return
+            self._lines.clear()
             seconds = monotonic() - self._since
-            logger.warning("the database answers again, after %.1f s", seconds)
+            if self._is_told:
+                self._is_told = False
+                logger.warning("the database answers again, after %.1f s", seconds)
             self._watch.tell("reconnected", seconds)
 
 
@@ -178,7 +179,7 @@ class Engine:
         ledger: Ledger,
         crew: Crew,
         watch: Watch,
-        orders: SimpleQueue[Stop],
+        orders: SimpleQueue[Stop | None],
         grace: float,
     ) -> None:
         self._lease = args_row(partial(lease, terms))
@@ -216,10 +217,14 @@ class Engine:
             JobsError: The server refused a claim, a renewal or a report as such.
         """
         logger.info("worker of queue %s starts", self._queue)
-        for thread in self._threads:
-            thread.start()
         try:
-            self._supervise_until_stopped()
+            self._tick(0)
+            self._close_if_stopped()
+            for thread in self._threads:
+                thread.start()
+            while not self._closing.is_set():
+                self._tick()
+                self._close_if_stopped()
             # What a claim on its way has leased is not to be left behind.
             self._supervise(self._threads[0].is_alive, at_least=1.0)
             self._supervise(lambda: self._ledger.has_work)
@@ -238,12 +243,11 @@ class Engine:
             raise self._error
         return self._tally
 
-    def _supervise_until_stopped(self) -> None:
-        while self._deadline == inf:
-            self._tick()
-        self._closing.set()
-        self._ledger.close()
-        self._bell.send(b".")
+    def _close_if_stopped(self) -> None:
+        if self._deadline < inf:
+            self._closing.set()
+            self._ledger.close()
+            self._bell.send(b".")
 
     def _supervise(self, is_going: Callable[[], bool], at_least: float = 0.0) -> None:
         """Look after leases and connections while something is going on."""
@@ -251,11 +255,14 @@ class Engine:
         while is_going() and monotonic() < max(self._deadline, earliest):
             self._tick()
 
-    def _tick(self) -> None:
+    def _tick(self, longest: float = _TICK) -> None:
         with suppress(Empty):
-            # An order without an end in sight is an order, too.
-            order = self._orders.get(timeout=_TICK)
-            self._deadline = min(self._deadline, order.by, _NEVER)
+            order = self._orders.get(timeout=longest)
+            while True:
+                if order is not None:
+                    # One without an end in sight is an order, too.
+                    self._deadline = min(self._deadline, order.by, _NEVER)
+                order = self._orders.get_nowait()
         for holding in self._ledger.lapse():
             self._tell_lost(holding)
         now = monotonic()
@@ -298,6 +305,7 @@ class Engine:
                 self._orders.put(Stop(monotonic() + self._grace))
         finally:
             line.close()
+            self._orders.put(None)  # look again what there is to wait for
 
     def _again(
         self, line: Line, ending: Event, act: Callable[[WorkersJobs], None]
@@ -417,7 +425,7 @@ class Engine:
                 return
             for holding in dropped:
                 self._leave(holding, "lost")
-            self._ledger.forget(dropped)
+            self._forget(dropped)
             if done and not self._again(
                 line, self._ending, partial(self._report, line, done)
             ):
@@ -503,7 +511,12 @@ class Engine:
                 self._leave(holding, outcome)
         reported = set(group)
         done[:] = [holding for holding in done if holding not in reported]
+        self._forget(group)
+
+    def _forget(self, group: list[Holding]) -> None:
         self._ledger.forget(group)
+        if self._closing.is_set():
+            self._orders.put(None)
 
     def _leave(self, holding: Holding, outcome: Outcome) -> None:
         """Count what became of a job, and tell."""

@@ -266,8 +266,11 @@ class Ledger:
     def abandon(self) -> list[Holding]:
         """Give up whatever has not ended; answers what was running."""
         with self._lock:
+            now = monotonic()
             running = list(self._running)
             self._running.clear()
+            for holding in running:
+                holding.seconds = now - holding.began_at
             for holding in (*running, *self._waiting):
                 self._hand_back(holding)
             self._waiting.clear()

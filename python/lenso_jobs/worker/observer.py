@@ -28,6 +28,9 @@ class Ended:
 class Observer:
     """Override what you need; each lease that was claimed ends exactly once.
 
+    ``claimed`` comes before anything else about a job. ``ended`` may come before its
+    handler has ended, where that was abandoned when the grace was over.
+
     Methods are called from the threads of the worker, ``running`` from the one that runs
     the handler, and must be quick. What they raise is logged by its class, without its
     text, and otherwise ignored.
@@ -42,7 +45,7 @@ class Observer:
         return nullcontext()
 
     def lost(self, lease: LeaseOfWorker) -> None:
-        """A lease was lost while the handler runs."""
+        """A lease was lost while the handler runs, for another reason than a stop."""
 
     def ended(self, ended: Ended) -> None:
         """A job has left the worker, by the server's answer."""

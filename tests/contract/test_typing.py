@@ -1,0 +1,74 @@
+"""The package's types hold in a user's strictly checked code, and catch mistakes."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+APPLICATION = Path(__file__).parent / "application" / "application.py"
+
+MISTAKES = {
+    "jobs.enqueue('email', 'send', {}, 'key')": "enqueue",
+    "jobs.enqueue('email', 'send', {}, idempotency_key=7)": "idempotency_key",
+    "jobs.complete('job_lease_0')": "complete",
+    "Worker('', schema='s', queue='q', handler=lambda: None)": "handler",
+    "Worker('', schema='s', queue='q', handler=print, on_shutdown='drop')": "on_shutdown",
+    "print(jobs.claim('email')[0].token)": "token",
+}
+
+
+@pytest.fixture
+def mypy(tmp_path):
+    def mypy(source):
+        return subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, source],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+
+    return mypy
+
+
+def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from lenso_jobs import Jobs, Worker\ndef act(jobs: Jobs) -> None:\n"
+        + "".join(f"    {line}\n" for line in MISTAKES)
+    )
+
+    right, mistaken = mypy(APPLICATION), mypy(wrong)
+
+    assert right.returncode == 0, right.stdout + right.stderr
+    lines = {
+        int(line.split(":")[1])
+        for line in mistaken.stdout.splitlines()
+        if ": error:" in line
+    }
+    assert lines == set(range(3, 3 + len(MISTAKES))), mistaken.stdout
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("basedpyright") is None, reason="without basedpyright"
+)
+def test_pyright_finds_nothing_in_an_application(tmp_path):
+    (tmp_path / "application.py").write_text(APPLICATION.read_text(encoding="utf-8"))
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "strict", "pythonVersion": "3.11"})
+    )
+
+    result = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "basedpyright", "--pythonpath", sys.executable, "-p", tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
