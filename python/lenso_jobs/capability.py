@@ -26,6 +26,7 @@ from lenso_jobs.errors import (
     JobsError,
     Unauthorized,
 )
+from lenso_jobs.worker._outcome import PAYLOAD_UNDECODABLE
 
 if TYPE_CHECKING:
     from lenso_jobs._async_client import AsyncJobs
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 NO_JOB_AVAILABLE = "no_job_available"
 """What a claim answers when no job of the queue is due."""
-PAYLOAD_UNDECODABLE = "payload_undecodable"
-"""The failure code of a job whose payload Python cannot represent."""
 
 Answer = dict[str, Any] | str
 _Request = dict[str, Any]

@@ -100,6 +100,7 @@ class WorkersJobs(Jobs):
     def hold(self, make: RowMaker[Row], queue: str, limit: int) -> list[Row]:
         """Claim, as a worker reads it."""
         request = self._requests.hold(make, queue, limit)
+        # The kept cursor is quicker, and keeps the payloads until the next call.
         if limit == 1 and not self._is_strict:
             return self._few(request)
         return self._all(request)
