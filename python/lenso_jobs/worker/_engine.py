@@ -228,7 +228,10 @@ class Engine:
                 self._tick()
                 self._close_if_stopped()
             # What a claim on its way has leased is not to be left behind.
-            self._supervise(self._threads[0].is_alive, at_least=1.0)
+            claims, claiming = self._threads[0], self._lines[0]
+            self._supervise(
+                lambda: claims.is_alive() and claiming.is_open, at_least=1.0
+            )
             self._supervise(lambda: self._ledger.has_work)
             if self._ledger.has_work:
                 self._force()
@@ -249,6 +252,7 @@ class Engine:
         if self._deadline < inf:
             self._closing.set()
             self._ledger.close()
+            self._lines[0].hurry(HAND_BACK_SECONDS)
             self._bell.send(b".")
 
     def _supervise(self, is_going: Callable[[], bool], at_least: float = 0.0) -> None:
@@ -290,9 +294,8 @@ class Engine:
                 thread.join(seconds)
             for line in self._lines:
                 line.cut()
-        if not any(thread.is_alive() for thread in self._threads):
-            self._alarm.close()
-            self._bell.close()
+        self._alarm.close()
+        self._bell.close()
         for holding in self._ledger.finish():
             self._tally.is_clean = False
             self._leave(holding, "lost")

@@ -169,6 +169,16 @@ class Line:
         if self._is_cut:
             raise psycopg.OperationalError("the worker has ended")
 
+    def hurry(self, seconds: float) -> None:
+        """Have the connection cut off unless the answer in sight comes sooner."""
+        if self._answer_by < inf:
+            self._answer_by = min(self._answer_by, monotonic() + seconds)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
     @contextmanager
     def in_use(self) -> Iterator[WorkersJobs]:
         """Yield the client; the connection is dropped where it turns out broken."""
