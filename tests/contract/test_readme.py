@@ -153,7 +153,8 @@ def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
             continue  # the plugin's tests run them
         if "HeldLease)" in block:
             (name,) = re.findall(r"Save this as `(\w+\.py)`", README)
-            (newcomer.directory / name).write_text(block)
+            if "def send" in block:
+                (newcomer.directory / name).write_text(block)
         elif "worker.run()" in block:
             worked(newcomer, sys.executable, "-W", "error", "-c", newcomer.ours(block))
         else:
@@ -162,22 +163,33 @@ def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
         assert connection.execute(
             "select outcome, failure_code, count(*) from jobs_email.attempt"
             " group by 1, 2 order by 3"
-        ).fetchall() == [("failed", "no_recipient", 1), ("succeeded", None, 4)]
+        ).fetchall() == [("failed", "no_recipient", 1), ("succeeded", None, 5)]
 
 
-def test_the_command_of_a_worker_runs_the_handler_of_the_readme(newcomer, psql):
+def test_the_command_of_a_worker_runs_the_handlers_of_the_readme(newcomer):
     _, _, first, _ = blocks("bash")
     setup = "\n".join(line for line in first.splitlines() if "export" not in line)
     newcomer("bash", "-ec", setup)
-    (handler,) = (block for block in blocks("python") if "HeldLease)" in block)
-    (newcomer.directory / "emails.py").write_text(handler)
+    for handler in (block for block in blocks("python") if "HeldLease)" in block):
+        name = "welcomes.py" if "def welcome" in handler else "emails.py"
+        (newcomer.directory / name).write_text(handler)
     (command,) = (block for block in blocks("sh") if "lenso-jobs work" in block)
-    enqueue = next(block for block in blocks("python") if "accounts" in block)
-    newcomer(sys.executable, "-c", newcomer.ours(enqueue.split("    worker =")[0]))
+    first, second, *_ = (block for block in blocks("python") if "idempotency" in block)
 
+    newcomer(sys.executable, "-c", newcomer.ours(first.split("    worker =")[0]))
     said = worked(newcomer, "bash", "-c", "exec " + newcomer.ours_in_sh(command))
+    newcomer(sys.executable, "-c", newcomer.ours(second))
+    in_its_own = command.replace("emails:send", "welcomes:welcome")
+    worked(newcomer, "bash", "-c", "exec " + newcomer.ours_in_sh(in_its_own))
 
     assert "send to grace@example.com" in said
+    with psycopg.connect(newcomer.conninfo) as connection:
+        assert connection.execute("select email from account").fetchall() == [
+            ("joan@example.com",)
+        ]
+        assert connection.execute(
+            "select outcome, attempt from jobs_email.attempt"
+        ).fetchall() == [("succeeded", 1), ("succeeded", 1)]
 
 
 def worked(newcomer, *command):
