@@ -276,11 +276,15 @@ def worker_drain(it, rounds, scale):
                     started = time.perf_counter()
                     contender.drain()
                 else:
-                    with working(it, lambda _: None, batch=500):
+                    begun = []
+                    with working(it, begun.append, batch=500):
                         until_empty(owner)
+                        begun.clear()
                         with session.transaction():
                             contender.bulk(count)
                             started = time.perf_counter()
+                        while len(begun) < count:
+                            time.sleep(0.005)
                         until_empty(owner)
                 figures[name].append(count / (time.perf_counter() - started))
     return figures
