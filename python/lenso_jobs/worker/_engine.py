@@ -510,8 +510,7 @@ class Engine:
             self._reported(done, ended, outcomes)
         if busy:
             done[:] = [holding for holding in done if holding not in busy]
-            self._ending.wait(0.02)
-            self._ledger.put_back(busy)
+            self._ledger.put_off(busy)
 
     def _reported(
         self, done: list[Holding], group: list[Holding], outcomes: Iterable[Outcome]

@@ -50,6 +50,7 @@ class Holding:
         "is_lost",
         "is_own",
         "lease",
+        "patience",
         "renew_at",
         "safe_until",
         "seconds",
@@ -65,9 +66,10 @@ class Holding:
         self.is_lost = False
         # The handler ends the job in a transaction of its own.
         self.is_own = False
+        self.patience = 0.01
         self.verdict: Verdict | None = None
         self.began_at = self.seconds = 0.0
-        self.task: Task[None] | None = None
+        self.task: Task[Verdict] | None = None
 
     def count_from(self, asked_at: float) -> None:
         """Note when the lease was asked for."""

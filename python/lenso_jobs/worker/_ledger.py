@@ -43,6 +43,7 @@ class Ledger:
         self._running: set[Holding] = set()
         self._done: deque[Holding] = deque()
         self._dropped: deque[Holding] = deque()
+        self._put_off: list[tuple[float, Holding]] = []
         self._held: set[Holding] = set()
         self._is_open = True
         self._is_over = False
@@ -161,8 +162,13 @@ class Ledger:
         """
         with self._lock:
             while not (self._done or self._dropped or self._is_over):
-                self._is_quiet = True
-                self._news.wait()
+                now = monotonic()
+                self._done.extend(h for at, h in self._put_off if at <= now)
+                self._put_off = [(at, h) for at, h in self._put_off if at > now]
+                if not self._done:
+                    self._is_quiet = True
+                    next_at = min((at for at, _ in self._put_off), default=inf)
+                    self._news.wait(None if next_at == inf else next_at - now)
             done = [
                 self._done.popleft() for _ in range(min(len(self._done), MOST_AT_ONCE))
             ]
@@ -175,11 +181,19 @@ class Ledger:
         now = monotonic()
         with self._lock:
             for holding in holdings:
-                if now >= holding.ends_at:
+                if now >= holding.ends_at and not holding.is_own:
                     self._drop(holding)
                 else:
                     self._done.append(holding)
             self._bring_news()
+
+    def put_off(self, holdings: Iterable[Holding]) -> None:
+        """Have jobs reported again, later each time: from 20 ms to half a second."""
+        now = monotonic()
+        with self._lock:
+            for holding in holdings:
+                holding.patience = min(0.5, holding.patience * 2)
+                self._put_off.append((now + holding.patience, holding))
 
     def forget(self, holdings: Iterable[Holding]) -> None:
         """Let go of jobs that the server has answered on."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
 from lenso_jobs.worker._engine import log_failure
 from lenso_jobs.worker._lease import AsyncHeldLease
-from lenso_jobs.worker._outcome import DONE, HANDED_BACK, verdict_on
+from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict, verdict_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -81,7 +82,7 @@ class AsyncWorker(BaseWorker):
             prepare_threshold=prepare_threshold,
         )
         self._free = self._concurrency
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Verdict]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context = copy_context()
 
@@ -148,28 +149,30 @@ class AsyncWorker(BaseWorker):
                 self._run(holding), context=self._context.copy()
             )
             self._tasks.add(task)
+            # Also of one that is cancelled before it began.
+            task.add_done_callback(partial(self._end, holding))
 
-    async def _run(self, holding: Holding) -> None:
+    def _end(self, holding: Holding, task: asyncio.Task[Verdict]) -> None:
+        self._ledger.end(holding, HANDED_BACK if task.cancelled() else task.result())
+        self._tasks.discard(task)
+        self._free += 1
+        self._fill()
+
+    async def _run(self, holding: Holding) -> Verdict:
         lease, watch = holding.lease, self._watch
-        verdict = HANDED_BACK
         try:
             if watch.observers:
                 with watch.around(lease):
                     await self._handler(lease)
             else:
                 await self._handler(lease)
-            verdict = DONE
         except BaseException as error:  # noqa: BLE001 - the other jobs go on
             # Who was cancelled was so by us, or by who ends the loop: handed back.
-            if holding.task is None or not holding.task.cancelling():
-                log_failure(lease, error)
-                verdict = verdict_on(error)
-        finally:
-            self._ledger.end(holding, verdict)
-            if holding.task is not None:
-                self._tasks.discard(holding.task)
-            self._free += 1
-            self._fill()
+            if holding.task is not None and holding.task.cancelling():
+                return HANDED_BACK
+            log_failure(lease, error)
+            return verdict_on(error)
+        return DONE
 
 
 def _cancel(holding: Holding) -> None:
