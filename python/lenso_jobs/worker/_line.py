@@ -60,10 +60,6 @@ class Backoff:
     def __init__(self) -> None:
         self._failures = 0
 
-    def succeeded(self) -> None:
-        """Begin anew."""
-        self._failures = 0
-
     def failed(self, error: psycopg.Error) -> float:
         """Answer how long to wait now."""
         self._failures += 1
