@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import shutil
+import subprocess
+import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -64,7 +70,7 @@ def process_name():
 
 
 def document(**changes):
-    """The configuration document of the template's Instance, with changes."""
+    """The document of the template's Instance, with changes; ``...`` leaves one out."""
     fields = {
         "schema": "jobs_email",
         "role_prefix": f"jobs_test_{process_name()}",
@@ -183,6 +189,12 @@ def prefix():
     return json.loads(document())["role_prefix"]
 
 
+@pytest.fixture(name="document")
+def document_with_changes():
+    """The document of the template's Instance, with changes; ``...`` leaves one out."""
+    return document
+
+
 @pytest.fixture
 def owner(connect):
     """The superuser: moves time, breaks rows, and reads tables."""
@@ -290,6 +302,16 @@ def make_due(owner):
 
 
 @pytest.fixture
+def configure(owner):
+    """Store the document in force, with changes."""
+
+    def configure(**changes):
+        assert owner.value("select configure(%s::jsonb)", document(**changes))
+
+    return configure
+
+
+@pytest.fixture
 def state(owner):
     """Everything the Instance holds, to compare before and after."""
 
@@ -341,3 +363,124 @@ def new_database(request):
         for prefix in {prefix for _, prefix in made if prefix}:
             for kind in ("owner", "producer", "worker", "observer", "operator"):
                 connection.execute(f"drop role if exists {prefix}_{kind}")
+
+
+@pytest.fixture
+def pooler(request, conninfo):
+    """The parameters of a connection through a transaction pooler with two sessions.
+
+    With as many as an indirect parameter says.
+    """
+    program = shutil.which(
+        "pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
+    )
+    if program is None:
+        pytest.skip("there is no pgbouncer on this machine")
+    server = conninfo_to_dict(conninfo)
+    account = {}
+    directory = Path(tempfile.mkdtemp(prefix="lenso-jobs-"))
+    if os.geteuid() == 0:  # it refuses to be root, and must reach the server's socket
+        socket = Path(server["host"])
+        user = socket.stat().st_uid if socket.is_dir() else 0
+        entry = pwd.getpwuid(user) if user else pwd.getpwnam("nobody")
+        account = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        os.chown(directory, entry.pw_uid, entry.pw_gid)
+    users = directory / "users"
+    names = (server["user"], "accounts", "email-worker", "operations")
+    users.write_text("".join(f'"{name}" ""\n' for name in names))
+    settings = directory / "pgbouncer.ini"
+    settings.write_text(
+        "[databases]\n"
+        f"* = host={server['host']} port={server.get('port', 5432)}\n"
+        "[pgbouncer]\n"
+        f"unix_socket_dir = {directory}\n"
+        "listen_port = 6432\n"
+        "pool_mode = transaction\n"
+        f"default_pool_size = {getattr(request, 'param', 2)}\n"
+        "query_wait_timeout = 20\n"
+        "auth_type = trust\n"
+        f"auth_file = {users}\n"
+        "ignore_startup_parameters = extra_float_digits\n"
+    )
+    with (directory / "log").open("w+b") as log:
+        process = subprocess.Popen(
+            [program, settings],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            **account,
+        )
+        try:
+            deadline = time.monotonic() + 20
+            while not (directory / ".s.PGSQL.6432").exists():
+                log.seek(0)
+                assert process.poll() is None, log.read().decode()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield {"host": str(directory), "port": 6432, "dbname": server["dbname"]}
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+            shutil.rmtree(directory)
+
+
+class Hired:
+    """A worker that runs on a thread."""
+
+    def __init__(self, crew, worker):
+        self.worker = worker
+        self._crew = crew
+        self._answer = Future()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        try:
+            self._answer.set_result(self._crew.run(self.worker))
+        except BaseException as error:  # noqa: BLE001 - the test's to raise
+            self._answer.set_exception(error)
+
+    def start(self):
+        self._thread.start()
+
+    def is_running(self):
+        return self._thread.is_alive()
+
+    def tally(self):
+        """What run answers, or raises."""
+        return self._answer.result(20)
+
+    def stop(self, grace=20):
+        self.worker.stop(grace)
+        return self.tally()
+
+
+@pytest.fixture
+def on_a_thread():
+    """Have a crew run a worker on a thread; it is stopped with the test."""
+    hired = []
+
+    def on_a_thread(crew, worker):
+        hired.append(Hired(crew, worker))
+        return hired[-1]
+
+    yield on_a_thread
+    running = [each for each in hired if each.is_running()]
+    for each in running:
+        each.worker.stop(0)
+    for each in running:
+        each._thread.join(20)
+
+
+@pytest.fixture
+def gate(on_a_thread):
+    """Make an event that a handler may wait for; it is set before workers are stopped."""
+    gates = []
+
+    def gate():
+        gates.append(Event())
+        return gates[-1]
+
+    yield gate
+    for each in gates:
+        each.set()

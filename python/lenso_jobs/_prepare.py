@@ -173,8 +173,8 @@ def _become(connection: psycopg.Connection[Any], caller: str) -> None:
     ) as error:
         raise SchemaNotReady(
             f"cannot act as {caller}: {error.diag.message_primary}",
-            hint="Declare it in the document, run lenso-jobs configure, and grant it to "
-            "the role that the URL logs in as.",
+            hint="Declare it in the document, run lenso-jobs setup, or lenso-jobs "
+            "configure if it was added since, and grant it to the role of the URL.",
         ) from None
 
 

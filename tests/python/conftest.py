@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -16,37 +17,15 @@ from psycopg import sql
 from psycopg_pool import ConnectionPool
 
 import lenso_jobs
-from lenso_jobs import Configuration, Jobs
+from lenso_jobs import Configuration, Jobs, _waiting
 
 COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
 PACKAGE = str(Path(lenso_jobs.__file__).parents[1])
 
 
 @pytest.fixture
-def document(prefix):
-    """The document of the template's Instance, with changes; ``...`` leaves one out."""
-
-    def document(**changes):
-        fields = {
-            "schema": "jobs_email",
-            "role_prefix": prefix,
-            "database_url_secret": "jobs/database-url",
-            "lease_seconds": 30,
-            "retry_base_seconds": 5,
-            "retry_max_seconds": 300,
-            "queues": ["email", "slow"],
-            "producer_instances": ["accounts", "organization"],
-            "worker_instances": ["email-worker", "spare-worker"],
-            "observer_instances": ["operations"],
-        } | changes
-        return json.dumps({k: v for k, v in fields.items() if v is not ...})
-
-    return document
-
-
-@pytest.fixture
 def configuration(document):
-    """The same, validated."""
+    """The document of the template's Instance, with changes, validated."""
 
     def configuration(**changes):
         return Configuration.from_json(document(**changes))
@@ -94,6 +73,12 @@ def role(conninfo):
     with psycopg.connect(conninfo, dbname="postgres", autocommit=True) as connection:
         for name in reversed(made):
             connection.execute(f"drop role if exists {name}")
+
+
+@pytest.fixture
+def replica(role):
+    """A login that is a member of two callers, and so may act as either."""
+    return role(member_of=("accounts", "email-worker"))
 
 
 @pytest.fixture
@@ -203,3 +188,54 @@ def command(environment, tmp_path):
         )
 
     return command
+
+
+# Waiting.
+
+
+@pytest.fixture
+def acts():
+    """What is done as the next sleeps of a wait begin, one at each."""
+    return deque()
+
+
+@pytest.fixture
+def pausing(monkeypatch):
+    """Let every pause be that long; answers the longest that each wait asked for."""
+
+    def pausing(seconds):
+        asked = []
+
+        def pauses(longest):
+            asked.append(longest)
+            return repeat(seconds)
+
+        monkeypatch.setattr(_waiting, "pauses", pauses)
+        return asked
+
+    return pausing
+
+
+@pytest.fixture
+def soon(owner):
+    """The server's time in 300 ms."""
+
+    def soon():
+        return owner.value("select clock_timestamp() + interval '300 ms'")
+
+    return soon
+
+
+@pytest.fixture
+def locks(owner):
+    """Each advisory lock in the database: its mode, and whether it is that of email."""
+
+    def locks():
+        return owner.rows(
+            "select mode, classid::bigint << 32 | objid::bigint ="
+            " _advisory_key('email') from pg_locks where locktype = 'advisory'"
+            " and granted and database ="
+            " (select oid from pg_database where datname = current_database())"
+        )
+
+    return locks

@@ -49,12 +49,6 @@ def due(enqueue):
     return enqueue(queue="slow")
 
 
-@pytest.fixture
-def replica(role):
-    """A login that is a member of two callers, and so may act as either."""
-    return role(member_of=("accounts", "email-worker"))
-
-
 def role_in_force(connection):
     return connection.execute("select current_setting('role')").fetchone()[0]
 

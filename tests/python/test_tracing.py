@@ -218,14 +218,14 @@ def test_producers_and_attempts_agree_on_which_jobs_are_sampled(
     provider, exporter, linked, attempts, ratio, share
 ):
     producer, worker = (Tracing(provider, ratio=ratio) for _ in range(2))
-    ids = [uuid7() for _ in range(2000)]
+    ids = [uuid7() for _ in range(1000)]
 
     produced = [linked(producer, job_id)[0].trace_flags.sampled for job_id in ids]
     worked = [is_sampled(worker, job_id) for job_id in ids]
     worked_again = [is_sampled(worker, job_id) for job_id in ids]
 
     assert produced == worked == worked_again
-    assert abs(sum(worked) / len(ids) - share) < (0.06 if 0 < share < 1 else 1e-9)
+    assert abs(sum(worked) / len(ids) - share) < (0.08 if 0 < share < 1 else 1e-9)
     assert len(attempts()) == 2 * sum(worked)
 
 

@@ -2,20 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import pwd
-import shutil
 import signal
-import subprocess
-import tempfile
 import time
-from collections import deque
-from itertools import islice, repeat
-from pathlib import Path
+from itertools import islice
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
@@ -35,12 +28,6 @@ def look(request):
 
 
 @pytest.fixture
-def acts():
-    """What is done as the next sleeps of a wait begin, one at each."""
-    return deque()
-
-
-@pytest.fixture
 def naps(monkeypatch, acts):
     """The lengths of all sleeps that waits meant to take."""
     naps = []
@@ -54,39 +41,6 @@ def naps(monkeypatch, acts):
 
     monkeypatch.setattr(_waiting.Waiter, "sleep", noted)
     return naps
-
-
-@pytest.fixture
-def pausing(monkeypatch):
-    """Let every pause be that long; answers the longest that each wait asked for."""
-
-    def pausing(seconds):
-        asked = []
-
-        def pauses(longest):
-            asked.append(longest)
-            return repeat(seconds)
-
-        monkeypatch.setattr(_waiting, "pauses", pauses)
-        return asked
-
-    return pausing
-
-
-@pytest.fixture
-def replica(role):
-    """A login that is a member of two callers, and so may act as either."""
-    return role(member_of=("accounts", "email-worker"))
-
-
-@pytest.fixture
-def configure(document, owner):
-    """Store the document in force, with changes."""
-
-    def configure(**changes):
-        assert owner.value("select configure(%s::jsonb)", document(**changes))
-
-    return configure
 
 
 LISTENERS = {
@@ -121,21 +75,6 @@ def joined(request, client, replica):
     return jobs
 
 
-@pytest.fixture
-def held(owner):
-    """Each advisory lock in the database: its mode, and whether it is that of email."""
-
-    def held():
-        return owner.rows(
-            "select mode, classid::bigint << 32 | objid::bigint ="
-            " _advisory_key('email') from pg_locks where locktype = 'advisory'"
-            " and granted and database ="
-            " (select oid from pg_database where datname = current_database())"
-        )
-
-    return held
-
-
 @contextlib.contextmanager
 def connection_of(jobs):
     if isinstance(jobs._source, psycopg.Connection):
@@ -146,28 +85,18 @@ def connection_of(jobs):
 
 
 @pytest.fixture
-def untouched(held):
+def untouched(locks):
     """Insist that a session is idle and listens to nothing, and that nobody has a lock."""
 
     def untouched(jobs, autocommit):
         with connection_of(jobs) as connection:
             assert connection.info.transaction_status is TransactionStatus.IDLE
             assert connection.autocommit == autocommit
-            assert held() == []
+            assert locks() == []
             listening = connection.execute("select pg_listening_channels()").fetchall()
             assert listening == []
 
     return untouched
-
-
-@pytest.fixture
-def soon(owner):
-    """The server's time in 300 ms."""
-
-    def soon():
-        return owner.value("select clock_timestamp() + interval '300 ms'")
-
-    return soon
 
 
 @pytest.fixture
@@ -187,11 +116,11 @@ def until():
 
 
 def test_an_enqueue_ends_the_sleep_of_whoever_holds_the_key_of_the_queue(
-    listener, naps, acts, pausing, enqueue, held
+    listener, naps, acts, pausing, enqueue, locks
 ):
     before = []
     asked = pausing(FOR_EVER)
-    acts.append(lambda: before.extend(held()) or enqueue())
+    acts.append(lambda: before.extend(locks()) or enqueue())
     start = time.monotonic()
 
     found = listener.wait("email", 20)
@@ -201,7 +130,7 @@ def test_an_enqueue_ends_the_sleep_of_whoever_holds_the_key_of_the_queue(
     assert len(naps) == 1
     assert asked == [10]
     assert before == [("ShareLock", True)]
-    assert held() == []
+    assert locks() == []
 
 
 def test_claim_answers_up_to_the_limit_once_there_is_something(
@@ -292,7 +221,7 @@ def test_notifications_for_others_do_not_end_the_sleep(
 
 
 def test_a_stranger_with_the_key_hangs_nobody_and_keeps_nobody_from_waking(
-    look, working, naps, acts, pausing, enqueue, stranger, worker, held
+    look, working, naps, acts, pausing, enqueue, stranger, worker, locks
 ):
     stranger.execute(
         "select pg_advisory_lock(%s)", (worker.value("select wait_key('email')"),)
@@ -305,12 +234,12 @@ def test_a_stranger_with_the_key_hangs_nobody_and_keeps_nobody_from_waking(
     assert look(working, 20)
     assert time.monotonic() - start < 10
     assert len(naps) == 1
-    assert held() == [("ExclusiveLock", True)]
+    assert locks() == [("ExclusiveLock", True)]
     assert working._source.rows("select pg_listening_channels()") == []
 
 
 def test_a_key_that_was_taken_is_asked_for_again(
-    working, naps, acts, pausing, enqueue, stranger, worker, held
+    working, naps, acts, pausing, enqueue, stranger, worker, locks
 ):
     key = worker.value("select wait_key('email')")
     stranger.execute("select pg_advisory_lock(%s)", (key,))
@@ -318,7 +247,7 @@ def test_a_key_that_was_taken_is_asked_for_again(
     later = []
     pausing(0.01)
     acts.append(lambda: stranger.execute("select pg_advisory_unlock(%s)", (key,)))
-    acts.append(lambda: later.extend(held()) or enqueue())
+    acts.append(lambda: later.extend(locks()) or enqueue())
 
     assert working.wait("email", 20)
     assert later == [("ShareLock", True)]
@@ -545,7 +474,7 @@ def test_however_a_wait_ends_the_session_is_as_it_was(
 
 
 def test_however_a_wait_ends_the_application_s_own_channels_and_locks_stay(
-    ways_out, working, naps, held
+    ways_out, working, naps, locks
 ):
     session = working._source
     session.execute("listen jobs_email")
@@ -557,9 +486,9 @@ def test_however_a_wait_ends_the_application_s_own_channels_and_locks_stay(
 
         listening = session.rows("select * from pg_listening_channels() order by 1")
         assert listening == [("jobs_email",), ("other",)]
-        assert held() == [("ShareLock", True)]
+        assert locks() == [("ShareLock", True)]
     assert session.value("select pg_advisory_unlock_shared(wait_key('email'))")
-    assert held() == []
+    assert locks() == []
 
 
 @pytest.fixture
@@ -584,12 +513,12 @@ def test_a_signal_ends_the_sleep_and_nothing_is_left_behind(
 
 
 def test_a_connection_that_is_lost_ends_the_wait(
-    listener, naps, acts, pausing, owner, held
+    listener, naps, acts, pausing, owner, locks
 ):
     before = []
 
     def terminate():
-        before.extend(held())
+        before.extend(locks())
         owner.execute(
             "select pg_terminate_backend(pid, 20000) from pg_locks"
             " where locktype = 'advisory' and database ="
@@ -605,7 +534,7 @@ def test_a_connection_that_is_lost_ends_the_wait(
 
     assert time.monotonic() - start < 10
     assert before == [("ShareLock", True)]
-    assert held() == []
+    assert locks() == []
 
 
 def test_a_pool_replaces_the_connection_that_a_wait_has_lost(
@@ -630,11 +559,11 @@ def test_a_pool_replaces_the_connection_that_a_wait_has_lost(
 
 
 def test_a_wait_in_a_transaction_looks_and_ends_no_transaction(
-    look, joined, naps, acts, pausing, enqueue, held, state
+    look, joined, naps, acts, pausing, enqueue, locks, state
 ):
     before = []
     asked = pausing(0.01)
-    acts.append(lambda: before.extend([held(), enqueue(), state()]))
+    acts.append(lambda: before.extend([locks(), enqueue(), state()]))
 
     found = look(joined, 20)
 
@@ -698,14 +627,14 @@ def test_a_caller_acts_on_a_pool_that_binds_by_postgresql_s_placeholders(
 
 
 def test_a_wait_looks_where_nothing_is_sent(
-    listener, naps, acts, pausing, enqueue, held, configure, untouched
+    listener, naps, acts, pausing, enqueue, locks, configure, untouched
 ):
     with connection_of(listener) as connection:
         autocommit = connection.autocommit
     before = []
     configure(notify=False)
     asked = pausing(0.01)
-    acts.append(lambda: before.extend([held(), enqueue()]))
+    acts.append(lambda: before.extend([locks(), enqueue()]))
 
     assert listener.claim("email", wait=20)
     assert (naps, asked, before[0]) == ([0.01], [1], [])
@@ -879,64 +808,9 @@ def test_a_connection_closed_in_between_is_psycopg_s_own_error(
 # Behind a transaction pooler.
 
 
-@pytest.fixture
-def pooler(conninfo):
-    """The parameters of a connection through a transaction pooler with one session."""
-    program = shutil.which(
-        "pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
-    )
-    if program is None:
-        pytest.skip("there is no pgbouncer on this machine")
-    server = conninfo_to_dict(conninfo)
-    account = {}
-    directory = Path(tempfile.mkdtemp(prefix="lenso-jobs-"))
-    if os.geteuid() == 0:  # it refuses to be root, and must reach the server's socket
-        socket = Path(server["host"])
-        user = socket.stat().st_uid if socket.is_dir() else 0
-        entry = pwd.getpwuid(user) if user else pwd.getpwnam("nobody")
-        account = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        os.chown(directory, entry.pw_uid, entry.pw_gid)
-    users = directory / "users"
-    users.write_text('"email-worker" ""\n')
-    settings = directory / "pgbouncer.ini"
-    settings.write_text(
-        "[databases]\n"
-        f"* = host={server['host']} port={server.get('port', 5432)}\n"
-        "[pgbouncer]\n"
-        f"unix_socket_dir = {directory}\n"
-        "listen_port = 6432\n"
-        "pool_mode = transaction\n"
-        "default_pool_size = 1\n"
-        "query_wait_timeout = 20\n"
-        "auth_type = trust\n"
-        f"auth_file = {users}\n"
-        "ignore_startup_parameters = extra_float_digits\n"
-    )
-    with (directory / "log").open("w+b") as log:
-        process = subprocess.Popen(
-            [program, settings],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            **account,
-        )
-        try:
-            deadline = time.monotonic() + 20
-            while not (directory / ".s.PGSQL.6432").exists():
-                log.seek(0)
-                assert process.poll() is None, log.read().decode()
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            yield {"host": str(directory), "port": 6432, "dbname": server["dbname"]}
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
-            shutil.rmtree(directory)
-
-
+@pytest.mark.parametrize("pooler", [1], indirect=True)
 def test_a_wait_behind_a_transaction_pooler_looks_and_holds_on_to_nothing(
-    look, pooler, naps, acts, pausing, enqueue, held, owner
+    look, pooler, naps, acts, pausing, enqueue, locks, owner
 ):
     def connection():
         return psycopg.connect(
@@ -955,7 +829,7 @@ def test_a_wait_behind_a_transaction_pooler_looks_and_holds_on_to_nothing(
                     " where usename = 'email-worker' and datname = current_database()"
                 )
             )
-            seen.append(held())
+            seen.append(locks())
             # The same session of the server serves all.
             seen.append(other.execute("select pg_listening_channels()").fetchall())
             enqueue()

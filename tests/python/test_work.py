@@ -97,6 +97,26 @@ def work(directory, conninfo):
 
 
 @pytest.fixture
+def work_here(directory, conninfo, monkeypatch):
+    """Run the command in this process, without its signals; answers the exit code."""
+    monkeypatch.setattr(_work, "_stop_by_signals", lambda *_: None)
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
+
+    def work_here(*options, user="email-worker"):
+        monkeypatch.setenv("JOBS_DATABASE_URL", make_conninfo(conninfo, user=user))
+        command = ("lenso-jobs", "work", "--config", "jobs.json", "--queue", "email")
+        arguments = [*command, "--handler", "handlers:note", *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return caught.value.code
+
+    yield work_here
+    sys.modules.pop("handlers", None)
+
+
+@pytest.fixture
 def ran(directory):
     """Wait until handlers have begun with so many jobs."""
 
@@ -192,22 +212,22 @@ def test_an_event_loop_that_is_blocked_does_not_outlive_the_last_resort(
     assert "handlers do not let the process end" in errors
 
 
+def test_what_cannot_work_is_refused_at_once(work):
+    code, errors = ended(work("note", queue="nowhere"))
+
+    assert code == 1, errors
+    assert "LJ003 invalid_queue" in errors
+    assert "Traceback" not in errors
+
+
 @pytest.mark.parametrize(
-    ("options", "parameters", "code", "says"),
-    [
-        ({"handler": "nothing"}, {}, 2, "cannot find handlers:nothing"),
-        ({"handler": "no_function"}, {}, 2, "handlers:no_function cannot be called"),
-        ({"handler": "note", "queue": "nowhere"}, {}, 1, "LJ003 invalid_queue"),
-        ({"handler": "note"}, {"user": "operations"}, 1, "42501 unauthorized"),
-        ({"handler": "note"}, {"user": "stranger"}, 1, "LJ008 schema_not_ready"),
-    ],
+    ("user", "says"),
+    [("operations", "42501 unauthorized"), ("stranger", "LJ008 schema_not_ready")],
 )
-def test_what_cannot_work_is_refused_at_once(work, options, parameters, code, says):
-    process = work(options.pop("handler"), **options, **parameters)
+def test_who_may_not_work_is_refused_at_once(work_here, capsys, user, says):
+    assert work_here(user=user) == 1
 
-    answer, errors = ended(process)
-
-    assert answer == code, errors
+    errors = capsys.readouterr().err
     assert says in errors
     assert "Traceback" not in errors
 
@@ -220,21 +240,24 @@ def test_what_cannot_work_is_refused_at_once(work, options, parameters, code, sa
         ("--grace", "-1", "grace must be 0 seconds or more"),
         ("--observer", "handlers:note", "handlers:note is no Observer"),
         ("--observer", "handlers:nothing", "cannot find handlers:nothing"),
-        ("--handler", "no module", "cannot find no module"),
-        ("--handler", "handlers", "cannot find handlers"),
+        ("--handler", "no module", "no module is not of the form"),
+        ("--handler", "handlers", "handlers is not of the form"),
+        ("--handler", "handlers:nothing", "cannot find handlers:nothing"),
+        ("--handler", "handlers:no_function", "handlers:no_function cannot be called"),
     ],
 )
-def test_options_out_of_range_are_refused_by_name(work, option, value, says):
-    process = work("note", option, value)
+def test_options_out_of_range_are_refused_by_name(
+    work_here, capsys, option, value, says
+):
+    code = work_here(option, value)
 
-    code, errors = ended(process)
-
-    assert code in (1, 2), errors
+    errors = capsys.readouterr().err
+    assert code == 2, errors
     assert says in " ".join(errors.replace("│", " ").split())
     assert "Traceback" not in errors
 
 
-def test_the_options_reach_the_worker(monkeypatch, directory, conninfo):
+def test_the_options_reach_the_worker(monkeypatch, work_here):
     made = {}
 
     class Made:
@@ -245,25 +268,14 @@ def test_the_options_reach_the_worker(monkeypatch, directory, conninfo):
             return Tally()
 
     monkeypatch.setattr(_work, "Worker", Made)
-    monkeypatch.setattr(_work, "_stop_by_signals", lambda *_: None)
-    monkeypatch.chdir(directory)
-    monkeypatch.syspath_prepend(str(directory))
-    monkeypatch.setenv("JOBS_DATABASE_URL", conninfo)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            *("lenso-jobs", "work", "--config", "jobs.json", "--queue", "slow"),
-            *("--handler", "handlers:note", "--caller", "spare-worker", "--batch", "9"),
-            *("--concurrency", "7", "--grace", "1.5", "--on-shutdown", "lapse"),
-            *("--no-prepare", "--observer", "handlers:Watching"),
-        ],
+    code = work_here(
+        *("--queue", "slow", "--caller", "spare-worker", "--batch", "9"),
+        *("--concurrency", "7", "--grace", "1.5", "--on-shutdown", "lapse"),
+        *("--no-prepare", "--observer", "handlers:Watching"),
+        user=None,  # the superuser, who may act as any caller
     )
 
-    with pytest.raises(SystemExit) as caught:
-        main()
-
-    assert not caught.value.code
+    assert not code
     assert made.pop("handler").__name__ == "note"
     assert isinstance(made.pop("observers")[0], Observer)
     assert made == {
@@ -276,7 +288,6 @@ def test_the_options_reach_the_worker(monkeypatch, directory, conninfo):
         "on_shutdown": "lapse",
         "prepare_threshold": None,
     }
-    sys.modules.pop("handlers")
 
 
 def test_the_last_resort_comes_after_the_grace(monkeypatch):

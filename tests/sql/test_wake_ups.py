@@ -71,28 +71,6 @@ def heard():
 
 
 @pytest.fixture
-def configure(owner, prefix):
-    """Call configure with the document in force, with changes."""
-
-    def configure(**changes):
-        document = {
-            "schema": "jobs_email",
-            "role_prefix": prefix,
-            "database_url_secret": "jobs/database-url",
-            "lease_seconds": 30,
-            "retry_base_seconds": 5,
-            "retry_max_seconds": 300,
-            "queues": ["email", "slow"],
-            "producer_instances": ["accounts", "organization"],
-            "worker_instances": ["email-worker", "spare-worker"],
-            "observer_instances": ["operations"],
-        } | changes
-        assert owner.value("select configure(%s::jsonb)", json.dumps(document))
-
-    return configure
-
-
-@pytest.fixture
 def enqueue_many(producer):
     """Enqueue items as ``accounts``; answers their outcomes."""
 

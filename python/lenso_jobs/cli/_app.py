@@ -24,8 +24,8 @@ app = typer.Typer(
     name="lenso-jobs",
     help="A durable single-step job queue that lives in PostgreSQL.\n\n"
     "Exit codes: 0 done; 1 refused, or check found differences; 2 the command line, "
-    "the document or a secret is wrong, or the server cannot be reached; 3 a worker left "
-    "handlers running; 130 interrupted.",
+    "the document or a secret is wrong, or the server cannot be reached; 3 a worker's "
+    "stop was not clean; 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would show the database URL.
@@ -40,6 +40,8 @@ _HINTS = {
         "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
         "or a database owner with roles made beforehand."
     ),
+    "42P05": "Behind a pooler in transaction mode: use --no-prepare.",
+    "26000": "Behind a pooler in transaction mode: use --no-prepare.",
     "55P03": "Something holds a lock; look at pg_stat_activity and try again.",
 }
 

@@ -10,20 +10,23 @@ import threading
 import time
 from functools import reduce
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from lenso_jobs._prepare import verified
 from lenso_jobs.cli import _options, _render
 from lenso_jobs.config import Configuration
+from lenso_jobs.errors import InvalidArgument, Unauthorized
 from lenso_jobs.worker import AsyncWorker, Observer, Worker
 
 if TYPE_CHECKING:
     from types import FrameType
 
+Made = TypeVar("Made", Worker, AsyncWorker)
+
 FORCED = 3
-"""The exit code of a worker that had to leave handlers running."""
+"""The exit code of a worker whose stop was not clean."""
 _LAST_RESORT_SECONDS = 10.0
 
 
@@ -72,8 +75,8 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
     """Run a handler for every job of a queue, until SIGTERM or SIGINT.
 
     The first signal lets running handlers end within the grace, the second gives them
-    up. Exit code 0 after a clean stop, 3 where handlers were left running or ends of
-    jobs could not be reported.
+    up. Exit code 0 after a clean stop, 3 where the grace was over before handlers had
+    ended, or where ends of jobs could not be reported.
     """
     sys.path.insert(0, "")
     function = _named(handler, "--handler")
@@ -98,19 +101,36 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
     if iscoroutinefunction(function) or iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - its kind is asked for
     ):
-        worker = AsyncWorker(conninfo, **options)
-        _stop_by_signals(worker, grace)
-        tally = asyncio.run(worker.run())
+        worker: Worker | AsyncWorker = _made(AsyncWorker, conninfo, options)
     else:
-        worker_of_threads = Worker(conninfo, **options)
-        _stop_by_signals(worker_of_threads, grace)
-        tally = worker_of_threads.run()
+        worker = _made(Worker, conninfo, options)
+    _stop_by_signals(worker, grace)
+    try:
+        tally = (
+            worker.run() if isinstance(worker, Worker) else asyncio.run(worker.run())
+        )
+    except Unauthorized as error:
+        error.hint = (
+            "Act as one of worker_instances: log in as it, or name it by --caller."
+        )
+        raise
     if not tally.is_clean:
         raise typer.Exit(FORCED)
 
 
+def _made(kind: type[Made], conninfo: str, options: dict[str, Any]) -> Made:
+    try:
+        return kind(conninfo, **options)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _named(name: str, option: str) -> Any:  # noqa: ANN401 - whatever it is
     module, _, path = name.partition(":")
+    if not module or not path:
+        raise typer.BadParameter(
+            f"{name} is not of the form PACKAGE.MODULE:NAME", param_hint=option
+        )
     try:
         found = reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, ValueError, AttributeError) as error:

@@ -90,10 +90,21 @@ def configure(configuration: Configuration, conninfo: str) -> bool:
 
 @contextmanager
 def connected(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
-    """Open an operator's session, every statement its own transaction."""
+    """Open an operator's session, every statement its own transaction.
+
+    Raises:
+        OperatorError: A pooler stands in between.
+    """
     with psycopg.connect(
         conninfo, autocommit=True, application_name="lenso-jobs"
     ) as connection:
+        # What is set here would stay in a session that others use after us.
+        row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+        if row != (connection.info.backend_pid,):
+            raise OperatorError(
+                "this is a connection through a pooler, whose sessions are shared: "
+                "give set-up, configure and check the server's own address"
+            )
         # Before anything else is called: whoever may create in a schema of the operator's
         # own search_path could put a closer match in front of PostgreSQL's functions.
         connection.execute("set search_path = pg_catalog, pg_temp")

@@ -26,7 +26,14 @@ from lenso_jobs.errors import JobsError
 from lenso_jobs.worker._lease import holding_of, renewed
 from lenso_jobs.worker._ledger import MOST_AT_ONCE
 from lenso_jobs.worker._line import Backoff, Line, is_passing
-from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Fail, Retry, code_of
+from lenso_jobs.worker._outcome import (
+    DONE,
+    HANDED_BACK,
+    ROLLED_BACK,
+    Fail,
+    Retry,
+    code_of,
+)
 from lenso_jobs.worker.observer import Ended
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ class Tally:
     """What became of the jobs of a worker that has stopped.
 
     ``is_clean`` is False where handlers were still running when the grace was over, or
-    where ends of jobs could not be reported.
+    where, once it was stopped, ends of jobs could not be reported.
     """
 
     succeeded: int = 0
@@ -68,13 +75,19 @@ class Tally:
 
 
 class Crew(Protocol):
-    """Who runs handlers."""
+    """Who runs handlers.
+
+    ``ends_within`` is how many seconds those take to end that are told to; 0 where they
+    cannot be.
+    """
+
+    ends_within: float
 
     def alert(self) -> None:
         """There may be jobs to run."""
 
     def tell(self, holding: Holding) -> None:
-        """The lease is lost: let the handler know."""
+        """The lease is lost, or the grace over: let the handler know."""
 
 
 class _Trouble:
@@ -86,24 +99,20 @@ class _Trouble:
         self._lines: set[Line] = set()
         self._since = 0.0
         self._told_at = -inf
-        self._is_told = False
 
     def note(self, line: Line, error: psycopg.Error) -> None:
         now = monotonic()
         with self._lock:
             if not self._lines:
-                self._since = now
+                self._since, self._told_at = now, -inf
                 self._watch.tell("disconnected", error)
             self._lines.add(line)
             if now - self._told_at > _QUIET_SECONDS:
                 self._told_at = now
-                self._is_told = True
-                # Its text may hold what was in the connection string.
                 logger.warning(
-                    "the database gives no answers (%s, %s), for %.0f s now",
-                    type(error).__name__,
-                    error.sqlstate or "without a code",
+                    "the database gives no answers since %.0f s (%s)",
                     now - self._since,
+                    _cause(error),
                 )
 
     def over(self, line: Line) -> None:
@@ -115,10 +124,24 @@ class _Trouble:
                 return
             self._lines.clear()
             seconds = monotonic() - self._since
-            if self._is_told:
-                self._is_told = False
-                logger.warning("the database answers again, after %.1f s", seconds)
+            logger.warning("the database answers again, after %.1f s", seconds)
             self._watch.tell("reconnected", seconds)
+
+
+_CAUSES = (
+    *("Connection refused", "Connection timed out", "timeout expired"),
+    *("No such file or directory", "could not translate host name"),
+    *("password authentication failed", "no pg_hba.conf entry", "does not exist"),
+    *("too many", "starting up", "shutting down", "closed the connection"),
+)
+
+
+def _cause(error: psycopg.Error) -> str:
+    """Name what is wrong, in words of ours: the text may hold the connection string."""
+    text = str(error)
+    known = next((cause for cause in _CAUSES if cause in text), None)
+    facts = (type(error).__name__, error.sqlstate, None if error.sqlstate else known)
+    return ", ".join(filter(None, facts))
 
 
 class Watch:
@@ -277,11 +300,16 @@ class Engine:
 
     def _force(self) -> None:
         """Give up what has not ended, and try to hand it back."""
-        abandoned = self._ledger.abandon()
         self._tally.is_clean = False
-        for holding in abandoned:
+        running = self._ledger.abandon_waiting()
+        for holding in running:
             log(logging.WARNING, "the grace is over, its handler runs", holding.lease)
             self._crew.tell(holding)
+        # One that is cancelled cleans up before somebody else begins with its job.
+        self._supervise(
+            lambda: self._ledger.is_running, at_least=self._crew.ends_within
+        )
+        self._ledger.abandon_running()
         self._supervise(lambda: self._ledger.has_work, at_least=HAND_BACK_SECONDS)
 
     def _end(self) -> None:
@@ -447,6 +475,8 @@ class Engine:
         """Report what has not been; what is reported is taken off the list at once."""
         now = monotonic()
         late = [h for h in done if now >= h.ends_at and not h.is_own]
+        if late and self._closing.is_set():
+            self._tally.is_clean = False
         self._reported(done, late, repeat("lost"))
         own = [h for h in done if h.is_own]
         if own:
@@ -501,6 +531,8 @@ class Engine:
         for holding, (outcome, *_) in zip(own, rows, strict=True):
             if outcome == "renewed":
                 holding.is_own = False
+                if holding.verdict is DONE:
+                    holding.verdict = ROLLED_BACK
             else:
                 (busy if outcome == "busy" else ended).append(holding)
         if ended:

@@ -16,7 +16,7 @@ from lenso_jobs.worker._outcome import PayloadUndecodable
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
     from uuid import UUID
 
     import psycopg
@@ -206,8 +206,9 @@ class HeldLease(LeaseOfWorker):
 
         What the handler wrote by *connection* and the end of the job are committed
         together. Commit before the handler returns; the worker then asks what became of
-        it and completes nothing twice. Where the transaction was rolled back, the
-        handler's return or exception decides as ever.
+        it and completes nothing twice. Where the transaction was rolled back, the attempt
+        has failed: with the code of what the handler raised, or with
+        ``completion_rolled_back`` if it returns all the same.
 
         Raises:
             InvalidLease: The lease is gone: let your transaction roll back.
@@ -225,14 +226,21 @@ class AsyncHeldLease(LeaseOfWorker):
 
     __slots__ = ()
 
-    async def complete(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    def complete(
+        self, connection: psycopg.AsyncConnection[Any]
+    ) -> Coroutine[Any, Any, None]:
         """End the job as succeeded within a transaction of yours, exactly once.
 
-        As ``HeldLease.complete``.
+        As ``HeldLease.complete``, and to be awaited.
 
         Raises:
             InvalidLease: The lease is gone: let your transaction roll back.
         """
+        # Before it is awaited: one that is not has completed nothing.
+        self._holding.is_own = True
+        return self._complete(connection)
+
+    async def _complete(self, connection: psycopg.AsyncConnection[Any]) -> None:
         with self._ending() as terms:
             await AsyncJobs(connection, terms.schema, terms.caller).complete(self)
 

@@ -131,10 +131,11 @@ class Ledger:
             return  # handed back meanwhile
         self._running.remove(holding)
         holding.seconds = now - holding.began_at
-        if holding.is_over(now):
+        if holding.is_over(now) or (verdict is HANDED_BACK and not self._hands_back):
             self._drop(holding)
         else:
             holding.verdict = verdict
+            holding.is_lost = verdict is HANDED_BACK
             self._done.append(holding)
             self._bring_news()
         self._make_room()
@@ -175,17 +176,6 @@ class Ledger:
             dropped = list(self._dropped)
             self._dropped.clear()
             return done, dropped
-
-    def put_back(self, holdings: Iterable[Holding]) -> None:
-        """Have jobs reported again, or dropped where their lease has ended."""
-        now = monotonic()
-        with self._lock:
-            for holding in holdings:
-                if now >= holding.ends_at and not holding.is_own:
-                    self._drop(holding)
-                else:
-                    self._done.append(holding)
-            self._bring_news()
 
     def put_off(self, holdings: Iterable[Holding]) -> None:
         """Have jobs reported again, later each time: from 20 ms to half a second."""
@@ -277,18 +267,21 @@ class Ledger:
             else:
                 self._hand_back(holding)
 
-    def abandon(self) -> list[Holding]:
-        """Give up whatever has not ended; answers what was running."""
+    def abandon_waiting(self) -> list[Holding]:
+        """Give up whatever has not begun; answers what is running."""
+        with self._lock:
+            while self._waiting:
+                self._hand_back(self._waiting.popleft())
+            return list(self._running)
+
+    def abandon_running(self) -> None:
+        """Give up whatever has not ended."""
         with self._lock:
             now = monotonic()
-            running = list(self._running)
-            self._running.clear()
-            for holding in running:
+            while self._running:
+                holding = self._running.pop()
                 holding.seconds = now - holding.began_at
-            for holding in (*running, *self._waiting):
                 self._hand_back(holding)
-            self._waiting.clear()
-            return running
 
     def _hand_back(self, holding: Holding) -> None:
         was_lost = holding.is_lost
@@ -308,6 +301,11 @@ class Ledger:
             for condition in (self._room, self._work, self._news, self._renewals):
                 condition.notify_all()
             return list(self._held)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a handler runs."""
+        return bool(self._running)
 
     @property
     def has_work(self) -> bool:

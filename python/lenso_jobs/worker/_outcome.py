@@ -12,6 +12,9 @@ PAYLOAD_UNDECODABLE = "payload_undecodable"
 WORKER_SHUTDOWN = "worker_shutdown"
 """The failure code of a job that a stopping worker handed back."""
 
+COMPLETION_ROLLED_BACK = "completion_rolled_back"
+"""The failure code of a job whose handler completed it, rolled back, and returned."""
+
 _CODE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _NO_PART_OF_A_CODE = re.compile(r"[^A-Za-z0-9._:/-]+")
 _LONGEST = 128
@@ -58,6 +61,7 @@ class Verdict(NamedTuple):
 
 DONE = Verdict(None, retryable=False)
 HANDED_BACK = Verdict(WORKER_SHUTDOWN, retryable=True)
+ROLLED_BACK = Verdict(COMPLETION_ROLLED_BACK, retryable=True)
 
 Outcome = Literal["succeeded", "retried", "failed", "lost", "handed_back"]
 """What became of a job that a worker held, by the server's answer.

@@ -6,11 +6,12 @@ import asyncio
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from inspect import isawaitable
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
-from lenso_jobs.worker._engine import log_failure
+from lenso_jobs.worker._engine import log_failure, logger
 from lenso_jobs.worker._lease import AsyncHeldLease
 from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict, verdict_on
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool
 
     from lenso_jobs.worker._engine import Engine, Tally
-    from lenso_jobs.worker._lease import Holding
+    from lenso_jobs.worker._lease import Holding, LeaseOfWorker
     from lenso_jobs.worker.observer import Observer
 
 
@@ -50,6 +51,7 @@ class AsyncWorker(BaseWorker):
     """
 
     _lease = AsyncHeldLease
+    ends_within = 1.0
 
     def __init__(  # noqa: PLR0913 - a worker's options
         self,
@@ -158,14 +160,21 @@ class AsyncWorker(BaseWorker):
         self._free += 1
         self._fill()
 
+    def _call_handler(self, lease: LeaseOfWorker) -> Awaitable[object]:
+        awaitable: Awaitable[object] = self._handler(lease)
+        if not isawaitable(awaitable):
+            logger.error("a handler answered no awaitable: use Worker")
+            raise TypeError("a handler answered no awaitable")
+        return awaitable
+
     async def _run(self, holding: Holding) -> Verdict:
         lease, watch = holding.lease, self._watch
         try:
             if watch.observers:
                 with watch.around(lease):
-                    await self._handler(lease)
+                    await self._call_handler(lease)
             else:
-                await self._handler(lease)
+                await self._call_handler(lease)
         except BaseException as error:  # noqa: BLE001 - the other jobs go on
             # Who was cancelled was so by us, or by who ends the loop: handed back.
             if holding.task is not None and holding.task.cancelling():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
-from lenso_jobs.worker._engine import log_failure
+from lenso_jobs.worker._engine import log_failure, logger
 from lenso_jobs.worker._lease import HeldLease
 from lenso_jobs.worker._outcome import DONE, Verdict, verdict_on
 
@@ -62,6 +62,7 @@ class Worker(BaseWorker):
     """
 
     _lease = HeldLease
+    ends_within = 0.0
 
     def __init__(  # noqa: PLR0913 - a worker's options
         self,
@@ -143,4 +144,5 @@ class Worker(BaseWorker):
     def _call(self, lease: LeaseOfWorker) -> None:
         result = self._handler(lease)
         if result is not None and isawaitable(result):
-            raise TypeError("the handler answered an awaitable: use AsyncWorker")
+            logger.error("a handler answered an awaitable: use AsyncWorker")
+            raise TypeError("a handler answered an awaitable")

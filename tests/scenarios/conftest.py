@@ -1,0 +1,596 @@
+"""One client three ways, a proxy that loses answers, and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import namedtuple_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+import lenso_jobs
+from lenso_jobs import AsyncJobs, Jobs, JobsError
+from lenso_jobs.worker import AsyncWorker, Worker
+
+SCHEMA = "jobs_email"
+DEADLINE = 20.0
+
+# One client three ways.
+
+
+class Plain:
+    """The verbs in SQL, answering rows; JSON in text is sent as it is."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def enqueue(
+        self,
+        queue,
+        kind,
+        payload,
+        *,
+        idempotency_key,
+        available_at=None,
+        max_attempts=3,
+    ):
+        return self._row(
+            "enqueue(%s, %s, %s::jsonb, %s, %s::timestamptz, %s::integer)",
+            queue,
+            kind,
+            payload if isinstance(payload, str | None) else json.dumps(payload),
+            idempotency_key,
+            available_at,
+            max_attempts,
+        )
+
+    def enqueue_many(self, items):
+        return self._rows("enqueue_many(%s::jsonb)", json.dumps(list(items)))
+
+    def claim(self, queue, limit=1):
+        return self._rows("claim(%s, %s)", queue, limit)
+
+    def renew(self, lease):
+        return self._value("renew(%s, %s)", lease.job_id, lease.lease_token)
+
+    def renew_many(self, leases):
+        return self._rows("renew_many(%s, %s)", *self._columns(leases))
+
+    def complete(self, lease):
+        return self._value("complete(%s, %s)", lease.job_id, lease.lease_token)
+
+    def complete_many(self, leases):
+        return self._rows("complete_many(%s, %s)", *self._columns(leases))
+
+    def fail(self, lease, code, *, retryable):
+        return self._row(
+            "fail(%s, %s, %s, %s)", lease.job_id, lease.lease_token, code, retryable
+        )
+
+    def fail_many(self, failures):
+        leases, codes, retryable = zip(*failures, strict=True)
+        return self._rows(
+            "fail_many(%s, %s, %s, %s)",
+            *self._columns(leases),
+            list(codes),
+            list(retryable),
+        )
+
+    def inspect(self, job_id):
+        return self._row("inspect(%s)", job_id)
+
+    def next_available_at(self, queue):
+        return self._value("next_available_at(%s)", queue)
+
+    def close(self):
+        self._connection.close()
+
+    def _rows(self, call, *parameters):
+        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+            cursor.execute(f"select * from {SCHEMA}.{call}", parameters)
+            return cursor.fetchall()
+
+    def _row(self, call, *parameters):
+        (row,) = self._rows(call, *parameters)
+        return row
+
+    def _value(self, call, *parameters):
+        ((value,),) = self._rows(call, *parameters)
+        return value
+
+    @staticmethod
+    def _columns(leases):
+        leases = list(leases)
+        return [x.job_id for x in leases], [x.lease_token for x in leases]
+
+
+class Blocking:
+    """An AsyncJobs whose methods block, all in one event loop."""
+
+    def __init__(self, runner, jobs):
+        self._runner = runner
+        self._jobs = jobs
+
+    def __getattr__(self, name):
+        method = getattr(self._jobs, name)
+
+        def call(*arguments, **named):
+            return self._runner.run(method(*arguments, **named))
+
+        return call
+
+
+WAYS = ("sql", "sync", "async")
+POOLED_WAYS = ("sync on a pool", "async on a pool")
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    """What makes the calls: plain SQL, Jobs or AsyncJobs."""
+    return request.param
+
+
+@contextlib.contextmanager
+def opened(way, url, caller=None, **options):
+    """Open a client on a connection, or a pool of one, that commits each call."""
+    options = {"autocommit": True, **options}
+    if way == "sql":
+        with psycopg.connect(url, **options) as connection:
+            yield Plain(connection)
+    elif way == "sync":
+        with psycopg.connect(url, **options) as connection:
+            yield Jobs(connection, SCHEMA, caller)
+    elif way == "sync on a pool":
+        with ConnectionPool(
+            url, min_size=1, max_size=1, open=True, kwargs=options
+        ) as pool:
+            yield Jobs(pool, SCHEMA, caller)
+    else:
+
+        async def start():
+            if way == "async":
+                source = await psycopg.AsyncConnection.connect(url, **options)
+            else:
+                source = AsyncConnectionPool(
+                    url, min_size=1, max_size=1, open=False, kwargs=options
+                )
+                await source.open()
+            return AsyncJobs(source, SCHEMA, caller)
+
+        with asyncio.Runner() as runner:
+            jobs = runner.run(start())
+            try:
+                yield Blocking(runner, jobs)
+            finally:
+                runner.run(jobs.close())
+
+
+@pytest.fixture
+def open_client(conninfo):
+    """Open a client as a role, for a with statement; as a superuser's caller if told."""
+
+    def open_client(way, role=None, *, caller=None, connecting=None, **parameters):
+        if role is not None:
+            parameters["user"] = role
+        url = make_conninfo(conninfo, **parameters)
+        return opened(way, url, caller, **connecting or {})
+
+    return open_client
+
+
+@pytest.fixture
+def client(way, open_client):
+    """A client as a role, with parameters of its connection; open until the end."""
+    with contextlib.ExitStack() as stack:
+
+        def client(role=None, **parameters):
+            return stack.enter_context(open_client(way, role, **parameters))
+
+        yield client
+
+
+@pytest.fixture
+def refused():
+    """Insist that the block is refused with this SQLSTATE, by whatever way."""
+
+    @contextlib.contextmanager
+    def refused(sqlstate):
+        with pytest.raises((psycopg.Error, JobsError)) as caught:
+            yield caught
+        assert caught.value.sqlstate == sqlstate, caught.value
+
+    return refused
+
+
+@pytest.fixture
+def until():
+    """Wait until something is so."""
+    return wait_until
+
+
+# A proxy that loses an answer.
+
+
+class Cut:
+    """One answer to lose: that of the next statement with some words in it."""
+
+    def __init__(self, words):
+        self._words = words.lower().encode()
+        self.happened = Event()
+        self.status = None
+
+    def concerns(self, statement):
+        return self._words in statement.lower()
+
+    def note(self, status):
+        """Keep in which state the server was: I is idle, so what it did is committed."""
+        self.status = status.decode()
+        self.happened.set()
+
+
+class _Dialogue:
+    """What was asked on one connection, and which answer is the one to lose."""
+
+    def __init__(self, cuts):
+        self._cuts = cuts
+        self._prepared = {}
+        self._asked = 1  # the start of the session, which is answered as a query is
+        self._answered = 0
+        self._lost = None
+
+    def ask(self, message):
+        kind, body = message[:1], message[5:]
+        if kind == b"P":
+            name, statement, _ = body.split(b"\0", 2)
+            self._prepared[name] = statement
+        statement = None
+        if kind == b"B":
+            statement = self._prepared.get(body.split(b"\0", 2)[1])
+        elif kind == b"Q":
+            statement = body
+        cut = statement and self._cuts.take(statement)
+        if cut:
+            self._lost = self._asked + 1, cut
+        self._asked += kind in (b"Q", b"S")
+
+    def answer(self, message):
+        """Whether a message may pass; raises ConnectionAbortedError in its place."""
+        is_last = message[:1] == b"Z"
+        if self._lost and self._answered + 1 == self._lost[0]:
+            if is_last:
+                self._lost[1].note(message[5:6])
+                raise ConnectionAbortedError
+            return False
+        self._answered += is_last
+        return True
+
+
+class Cutter:
+    """A proxy on the loopback before the server, which cuts connections when told to.
+
+    What the server answers to the chosen statement is read to its end, so the statement
+    is committed where it commits by itself, and none of it is passed on.
+
+    ``address`` is what takes a connection through it. A statement is what one message
+    holds: to lose the answer to a COMMIT, say ``cut("commit")``.
+    """
+
+    def __init__(self, conninfo):
+        self._server = conninfo_to_dict(conninfo)
+        self._armed = []
+        self._lock = Lock()
+        self._started = Future()
+        self._thread = Thread(target=lambda: asyncio.run(self._run()))
+
+    def __enter__(self):
+        self._thread.start()
+        port, self._loop = self._started.result(timeout=DEADLINE)
+        self.address = {
+            "host": "127.0.0.1",
+            "port": port,
+            "sslmode": "disable",
+            "gssencmode": "disable",
+        }
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=DEADLINE)
+
+    def cut(self, words):
+        """Lose the answer to the next statement with these words; answers the Cut."""
+        cut = Cut(words)
+        with self._lock:
+            self._armed.append(cut)
+        return cut
+
+    def take(self, statement):
+        with self._lock:
+            for cut in self._armed:
+                if cut.concerns(statement):
+                    self._armed.remove(cut)
+                    return cut
+        return None
+
+    async def _run(self):
+        self._stop = asyncio.Event()
+        self._serving = set()
+        try:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        except BaseException as error:
+            self._started.set_exception(error)
+            raise
+        port = server.sockets[0].getsockname()[1]
+        self._started.set_result((port, asyncio.get_running_loop()))
+        await self._stop.wait()
+        server.close()
+        await asyncio.gather(*self._serving)
+
+    async def _serve(self, reader, writer):
+        self._serving.add(asyncio.current_task())
+        dialogue = _Dialogue(self)
+        host, port = self._server["host"], self._server.get("port", 5432)
+        if host.startswith("/"):
+            path = f"{host}/.s.PGSQL.{port}"
+            server, to_server = await asyncio.open_unix_connection(path)
+        else:
+            server, to_server = await asyncio.open_connection(host, port)
+
+        async def asks():
+            message = await _message(reader, kind=False)
+            while True:
+                to_server.write(message)
+                await to_server.drain()
+                message = await _message(reader)
+                dialogue.ask(message)
+
+        async def answers():
+            while True:
+                message = await _message(server)
+                if dialogue.answer(message):
+                    writer.write(message)
+                    await writer.drain()
+
+        tasks = [asyncio.create_task(x) for x in (asks(), answers(), self._stop.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for end in (writer, to_server):
+            end.close()
+            with contextlib.suppress(OSError):
+                await end.wait_closed()
+        self._serving.discard(asyncio.current_task())
+
+
+async def _message(reader, *, kind=True):
+    """Read one message of PostgreSQL's protocol; the first of all has no kind."""
+    head = await reader.readexactly(5 if kind else 4)
+    length = int.from_bytes(head[-4:], "big")
+    return head + await reader.readexactly(length - 4)
+
+
+@pytest.fixture
+def cutter(conninfo):
+    """A way to the server that loses the answer it is told to lose."""
+    with Cutter(conninfo) as cutter:
+        yield cutter
+
+
+# Workers, both ways.
+
+
+def wait_until(condition):
+    """Block until it holds."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Threads:
+    """A ``Worker``, whose handlers are coroutines that block where they would wait."""
+
+    name, queue, worker = "Worker", "email", Worker
+
+    def adapt(self, handler):
+        def adapted(lease):
+            with contextlib.suppress(StopIteration):
+                handler(self, lease).send(None)
+                raise AssertionError("it waits")
+
+        return adapted
+
+    def run(self, worker):
+        return worker.run()
+
+    async def until(self, condition):
+        wait_until(condition)
+
+    async def complete(self, lease, conninfo):
+        """Complete a job in a transaction of its own."""
+        with psycopg.connect(conninfo) as connection:
+            lease.complete(connection)
+
+
+class Tasks:
+    """An ``AsyncWorker``."""
+
+    name, queue, worker = "AsyncWorker", "slow", AsyncWorker
+
+    def adapt(self, handler):
+        return lambda lease: handler(self, lease)
+
+    def run(self, worker):
+        return asyncio.run(worker.run())
+
+    async def until(self, condition):
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+
+    async def complete(self, lease, conninfo):
+        async with await psycopg.AsyncConnection.connect(conninfo) as connection:
+            await lease.complete(connection)
+
+
+@pytest.fixture
+def crews():
+    """Both kinds of worker, each with a queue of its own."""
+    return Threads(), Tasks()
+
+
+@pytest.fixture
+def hire(conninfo, on_a_thread):
+    """Begin to run a worker, as email-worker by default; stopped with the test.
+
+    The handler is a coroutine function of the crew, which knows how to wait, and the
+    lease.
+    """
+
+    def hire(crew, handler, source=None, **options):
+        worker = crew.worker(
+            source or make_conninfo(conninfo, user="email-worker"),
+            handler=crew.adapt(handler),
+            **{"schema": SCHEMA, "queue": crew.queue} | options,
+        )
+        hired = on_a_thread(crew, worker)
+        hired.start()
+        return hired
+
+    return hire
+
+
+@pytest.fixture
+def attempts(owner):
+    """The attempts of jobs that have ended, as (attempt, outcome, code), by job."""
+
+    def attempts(*job_ids, count=0):
+        """Once there are so many of them."""
+        query = (
+            "select attempt, outcome, failure_code from attempt"
+            " where job_id = any (%s) order by job_id, attempt"
+        )
+        if count:
+            wait_until(lambda: len(owner.rows(query, list(job_ids))) >= count)
+        return owner.rows(query, list(job_ids))
+
+    return attempts
+
+
+# Workers that are processes.
+
+PROCESS = """
+import asyncio, json, os, signal, sys, time
+import psycopg
+from lenso_jobs import worker as workers
+
+conninfo = os.environ["CONNINFO"]
+options = json.loads(os.environ["OPTIONS"])
+graces = [None, *options.pop("graces", ())]
+
+def begin(lease):
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "insert into public.start values (%s, %s)", (lease.job_id, os.getpid())
+        )
+    if lease.kind == "exit":
+        os._exit(9)
+    return lease.payload.get("seconds", 0)
+
+def handler(lease):
+    time.sleep(begin(lease))
+
+async def async_handler(lease):
+    await asyncio.sleep(begin(lease))
+
+async def run():
+    task = asyncio.ensure_future(worker.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, task.cancel)
+    return await task
+
+kind = getattr(workers, options.pop("kind"))
+is_async = kind is workers.AsyncWorker
+worker = kind(conninfo, handler=async_handler if is_async else handler, **options)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: worker.stop(graces.pop(0)))
+print("ready", flush=True)
+try:
+    tally = asyncio.run(run()) if is_async else worker.run()
+except asyncio.CancelledError:
+    sys.exit(4)
+sys.exit(0 if tally.is_clean else 3)
+"""
+
+
+class Process:
+    """A process that runs a worker."""
+
+    def __init__(self, script, environment):
+        self._process = subprocess.Popen(
+            [sys.executable, script], env=environment, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout.readline() == b"ready\n"
+        self.send = self._process.send_signal
+
+    def exit_code(self):
+        """Wait until it has ended."""
+        return self._process.wait(DEADLINE)
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def employ(conninfo, owner, tmp_path):
+    """Run a worker in a process; it exits with 0 if its end was clean, else with 3.
+
+    Handlers note that they began, and sleep for as many seconds as the payload says;
+    those of kind "exit" end the process. SIGTERM and SIGINT stop the worker, the second
+    and third time with the graces given; SIGUSR1 cancels the task of an AsyncWorker.
+    """
+    script = tmp_path / "worker.py"
+    script.write_text(PROCESS)
+    owner.execute("create table public.start (job_id uuid, pid integer)")
+    owner.execute('grant insert on public.start to "email-worker"')
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
+        "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
+        "CONNINFO": make_conninfo(conninfo, user="email-worker"),
+    }
+    employed = []
+
+    def employ(crew, **options):
+        options = {"kind": crew.name, "schema": SCHEMA, "queue": crew.queue} | options
+        process = Process(script, {**environment, "OPTIONS": json.dumps(options)})
+        employed.append(process)
+        return process
+
+    yield employ
+    for process in employed:
+        process.end()
+
+
+@pytest.fixture
+def starts(employ, owner):
+    """How often the handler of a job began in a process."""
+
+    def starts(*job_ids):
+        query = "select count(*) from public.start where job_id = any (%s)"
+        return owner.value(query, list(job_ids))
+
+    return starts
