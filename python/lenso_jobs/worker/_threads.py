@@ -44,7 +44,7 @@ class Worker(BaseWorker):
         concurrency: How many handlers run at once, 1 to 1,000.
         batch: How many jobs to hold at once, running and waiting for a thread, 1 to
             1,000. As many as run when left out: another worker may be free for the rest.
-            For jobs of a few milliseconds a few hundred are several times as fast.
+            A few hundred are for jobs of a few milliseconds.
         caller: The declared worker to act as, by ``SET LOCAL ROLE``; the connection's
             own role when left out.
         lease_margin: How many seconds before its end a lease counts as lost, half the
