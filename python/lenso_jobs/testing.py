@@ -351,20 +351,25 @@ def _end(
 ) -> tuple[Outcome, str | None]:
     """Record how an attempt ended; answers the outcome and the failure code."""
     from lenso_jobs import InvalidLease
-    from lenso_jobs.worker._outcome import code_of, is_retryable
+    from lenso_jobs.worker._lease import holding_of
+    from lenso_jobs.worker._outcome import DONE, ROLLED_BACK, verdict_on
 
+    verdict = DONE if error is None else verdict_on(error)
+    if verdict is DONE and holding_of(lease).is_own:
+        # A lease that can still be renewed was not ended by what its handler did.
+        (item,) = worker.renew_many([lease])
+        verdict = ROLLED_BACK if item.outcome == "renewed" else DONE
     try:
-        if error is None:
+        if verdict.code is None:
             worker.complete(lease)
             return "succeeded", None
-        code = code_of(error)
-        after = worker.fail(lease, code, retryable=is_retryable(error))
+        after = worker.fail(lease, verdict.code, retryable=verdict.retryable)
     except InvalidLease:
         # The handler may have ended the job in a transaction of its own, then raised.
         found = worker.inspect(lease.job_id)
         is_done = (found.status, found.attempts) == ("succeeded", lease.attempt)
         return "succeeded" if is_done else "lost", None
-    return "retried" if after.available_at else "failed", code
+    return "retried" if after.available_at else "failed", verdict.code
 
 
 class _Templates:

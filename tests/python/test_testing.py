@@ -388,6 +388,20 @@ def test_a_lease_lost_in_the_handler_is_seen_there_and_run_again(
     assert instance.inspect(job).last_failure_code == "attempts_exhausted"
 
 
+def test_a_completion_that_its_handler_rolled_back_is_a_failure(instance, enqueued):
+    job = enqueued()
+
+    def handler(lease):
+        with instance.connect() as connection, connection.transaction() as transaction:
+            lease.complete(connection)
+            raise psycopg.Rollback(transaction)
+
+    (run,) = instance.drain(handler)
+
+    assert (run.outcome, run.code) == ("retried", "completion_rolled_back")
+    assert instance.inspect(job).status == "queued"
+
+
 @pytest.mark.parametrize("bug", [None, ZeroDivisionError()])
 def test_a_job_that_its_handler_ended_by_itself_is_ended_once(instance, enqueued, bug):
     enqueued()
