@@ -33,7 +33,7 @@ class Process:
         Raises:
             RuntimeError: The process was forked in between.
         """
-        if os.getpid() != self._pid:
+        if not self.is_here():
             raise RuntimeError(_FORKED)
 
 

@@ -250,3 +250,31 @@ def test_libraries_stay_in_their_rooms(library, rooms):
     }
 
     assert using == rooms
+
+
+@pytest.mark.parametrize(
+    ("room", "library", "extra"),
+    [
+        ("metrics", "prometheus_client", "prometheus"),
+        ("tracing", "opentelemetry", "otel"),
+    ],
+)
+def test_a_library_of_an_extra_is_missed_by_its_room_alone(room, library, extra):
+    def said(code):
+        return (
+            subprocess.run(
+                [sys.executable, "-c", f"import sys; {code}"],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            .stderr.strip()
+            .rpartition("\n")[2]
+        )
+
+    without = f"sys.modules[{library!r}] = None; import lenso_jobs.{room}"
+
+    assert (
+        said(f"import lenso_jobs.worker; assert {library!r} not in sys.modules") == ""
+    )
+    assert said(without) == f"ImportError: pip install 'lenso-jobs[{extra}]'"

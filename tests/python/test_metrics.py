@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
 import sys
 import time
 import weakref
@@ -368,24 +367,3 @@ def test_a_registry_that_nobody_needs_is_let_go():
     gc.collect()
 
     assert left() is None
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("import lenso_jobs.worker; assert 'prometheus_client' not in sys.modules", ""),
-        (
-            "sys.modules['prometheus_client'] = None; import lenso_jobs.metrics",
-            "ImportError: pip install 'lenso-jobs[prometheus]'",
-        ),
-    ],
-)
-def test_prometheus_is_an_extra(code, message):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.stderr.strip().rpartition("\n")[2] == message

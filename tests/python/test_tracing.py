@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
@@ -490,24 +488,3 @@ def test_without_an_sdk_nothing_is_traced(exporter):
 def test_a_ratio_is_a_share(ratio):
     with pytest.raises(InvalidArgument, match="ratio must be 0 to 1"):
         Tracing(ratio=ratio)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("import lenso_jobs.worker; assert 'opentelemetry' not in sys.modules", ""),
-        (
-            "sys.modules['opentelemetry'] = None; import lenso_jobs.tracing",
-            "ImportError: pip install 'lenso-jobs[otel]'",
-        ),
-    ],
-)
-def test_opentelemetry_is_an_extra(code, message):
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {code}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.stderr.strip().rpartition("\n")[2] == message

@@ -10,6 +10,7 @@ import threading
 import time
 from functools import reduce
 from inspect import iscoroutinefunction
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -151,10 +152,10 @@ def _observer(name: str) -> Observer:
 
 
 def _stop_by_signals(worker: Worker | AsyncWorker, grace: float) -> None:
-    seconds = [grace, 0.0]
+    graces = chain((grace,), repeat(0.0))
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        left = seconds.pop(0) if len(seconds) > 1 else 0.0
+        left = next(graces)
         worker.stop(left)
         # A handler may block the interpreter's end, or the event loop.
         threading.Thread(target=_leave_after, args=(left,), daemon=True).start()

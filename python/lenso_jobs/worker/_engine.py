@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -38,6 +38,7 @@ from lenso_jobs.worker.observer import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from queue import SimpleQueue
 
     from lenso_jobs.worker._lease import Holding, LeaseOfWorker, Terms
@@ -144,6 +145,9 @@ def _cause(error: psycopg.Error) -> str:
     return ", ".join(filter(None, facts))
 
 
+_NOTHING = nullcontext()
+
+
 class Watch:
     """The observers of a worker, none of which can do it any harm."""
 
@@ -157,9 +161,12 @@ class Watch:
             except Exception as error:  # noqa: BLE001 - an observer does no harm
                 _log_observer(event, error)
 
+    def around(self, lease: LeaseOfWorker) -> AbstractContextManager[None]:
+        """Answer what enters what every observer wants around a handler."""
+        return self._around(lease) if self.observers else _NOTHING
+
     @contextmanager
-    def around(self, lease: LeaseOfWorker) -> Iterator[None]:
-        """Enter what every observer wants around a handler."""
+    def _around(self, lease: LeaseOfWorker) -> Iterator[None]:
         with ExitStack() as stack:
             for observer in self.observers:
                 try:
@@ -418,8 +425,7 @@ class Engine:
             holdings = [holding_of(lease) for lease in leases]
             for holding in holdings:
                 holding.count_from(asked_at)
-            if self._watch.observers:
-                self._watch.tell("claimed", self._queue, len(leases))
+            self._watch.tell("claimed", self._queue, len(leases))
             self._ledger.add(holdings)
             self._crew.alert()
         return len(leases)
@@ -487,34 +493,32 @@ class Engine:
         for group, report in ((succeeded, _completed), (failed, _failed)):
             if not group:
                 continue
-            line.expect(ANSWER_SECONDS)
-            try:
-                outcomes = report(jobs, group)
-            except (psycopg.Error, JobsError) as error:
-                if isinstance(error, psycopg.Error) and is_passing(error):
-                    raise
-                outcomes = [self._alone(line, jobs, report, h) for h in group]
-            self._reported(done, group, outcomes)
+            self._reported(done, group, self._outcomes(line, jobs, report, group))
 
-    def _alone(
+    def _outcomes(
         self,
         line: Line,
         jobs: WorkersJobs,
         report: Callable[[WorkersJobs, list[Holding]], list[Outcome]],
-        holding: Holding,
-    ) -> Outcome:
-        """Report one job by itself, so that what is wrong with it harms no other."""
+        group: list[Holding],
+    ) -> list[Outcome]:
+        """Report together, or one by one: what is wrong with one harms no other."""
         line.expect(ANSWER_SECONDS)
         try:
-            (outcome,) = report(jobs, [holding])
+            return report(jobs, group)
         except (psycopg.Error, JobsError) as error:
             if isinstance(error, psycopg.Error) and is_passing(error):
                 raise
+            if len(group) > 1:
+                return [
+                    outcome
+                    for holding in group
+                    for outcome in self._outcomes(line, jobs, report, [holding])
+                ]
             # Its text is the server's, and may be anything.
             refusal = f"the server refuses a report ({type(error).__name__})"
-            log(logging.ERROR, refusal, holding.lease)
-            return "lost"
-        return outcome
+            log(logging.ERROR, refusal, group[0].lease)
+            return ["lost"]
 
     def _ask_of_own(
         self, done: list[Holding], own: list[Holding], jobs: WorkersJobs
@@ -572,10 +576,7 @@ class Engine:
                 log(logging.DEBUG, outcome, holding.lease)
         else:
             log(logging.WARNING, outcome, holding.lease, code)
-        if self._watch.observers:
-            self._watch.tell(
-                "ended", Ended(holding.lease, outcome, code, holding.seconds)
-            )
+        self._watch.tell("ended", Ended(holding.lease, outcome, code, holding.seconds))
 
 
 def _leases(holdings: list[Holding]) -> list[LeaseOfWorker]:

@@ -17,6 +17,7 @@ from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict, verdict_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextvars import Context
 
     from psycopg_pool import AsyncConnectionPool
 
@@ -85,8 +86,9 @@ class AsyncWorker(BaseWorker):
         )
         self._free = self._concurrency
         self._tasks: set[asyncio.Task[Verdict]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._context = copy_context()
+        # Of run, without which nothing is called.
+        self._loop: asyncio.AbstractEventLoop
+        self._context: Context
 
     async def run(self) -> Tally:
         """Work until ``stop`` is called; answers what became of the jobs.
@@ -125,9 +127,9 @@ class AsyncWorker(BaseWorker):
         try:
             tally = engine.run()
         except BaseException as error:  # noqa: BLE001 - the loop's to raise
-            self._call(_settle, ended, None, error)
+            self._call(ended.set_exception, error)
         else:
-            self._call(_settle, ended, tally, None)
+            self._call(ended.set_result, tally)
 
     def alert(self) -> None:
         """Begin runs in the loop."""
@@ -140,8 +142,7 @@ class AsyncWorker(BaseWorker):
     def _call(self, act: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
         """Act in the loop; where it was closed, nobody is left to act for."""
         with suppress(RuntimeError):
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(act, *arguments)
+            self._loop.call_soon_threadsafe(act, *arguments)
 
     def _fill(self) -> None:
         while self._free and (holding := self._ledger.take()) is not None:
@@ -168,12 +169,9 @@ class AsyncWorker(BaseWorker):
         return awaitable
 
     async def _run(self, holding: Holding) -> Verdict:
-        lease, watch = holding.lease, self._watch
+        lease = holding.lease
         try:
-            if watch.observers:
-                with watch.around(lease):
-                    await self._call_handler(lease)
-            else:
+            with self._watch.around(lease):
                 await self._call_handler(lease)
         except BaseException as error:  # noqa: BLE001 - the other jobs go on
             # Who was cancelled was so by us, or by who ends the loop: handed back.
@@ -187,14 +185,3 @@ class AsyncWorker(BaseWorker):
 def _cancel(holding: Holding) -> None:
     if holding.task is not None:
         holding.task.cancel()
-
-
-def _settle(
-    ended: asyncio.Future[Tally], tally: Tally | None, error: BaseException | None
-) -> None:
-    if ended.done():
-        return
-    if error is not None:
-        ended.set_exception(error)
-    elif tally is not None:
-        ended.set_result(tally)

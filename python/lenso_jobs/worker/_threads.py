@@ -129,12 +129,9 @@ class Worker(BaseWorker):
             holding = self._ledger.next(holding, self._verdict(holding))
 
     def _verdict(self, holding: Holding) -> Verdict:
-        lease, watch = holding.lease, self._watch
+        lease = holding.lease
         try:
-            if watch.observers:
-                with watch.around(lease):
-                    copy_context().run(self._call, lease)
-            else:
+            with self._watch.around(lease):
                 copy_context().run(self._call, lease)
         except BaseException as error:  # noqa: BLE001 - the next job waits
             log_failure(lease, error)
