@@ -110,6 +110,108 @@ begin
             ended_at          timestamptz
         );
     end if;
+
+    if to_regtype(format('%I.inspected_attempt', v_schema)) is null then
+        create type inspected_attempt as (
+            attempt          integer,
+            worker           text,
+            outcome          text,
+            leased_at        timestamptz,
+            lease_expires_at timestamptz,
+            ended_at         timestamptz,
+            failure_code     text,
+            retryable        boolean,
+            retry_at         timestamptz,
+            max_attempts     integer
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_queue', v_schema)) is null then
+        create type inspected_queue as (
+            queue            text,
+            is_declared      boolean,
+            is_estimate      boolean,
+            ready            bigint,
+            scheduled        bigint,
+            retry_waiting    bigint,
+            running          bigint,
+            expired          bigint,
+            oldest_ready_age interval,
+            oldest_lapse_at  timestamptz,
+            next_due_at      timestamptz,
+            last_claimed_at  timestamptz,
+            counted_since    timestamptz,
+            succeeded        bigint,
+            failed           bigint,
+            failure_codes    jsonb,
+            workers_waiting  integer
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_worker', v_schema)) is null then
+        create type inspected_worker as (
+            worker                text,
+            is_declared           boolean,
+            is_estimate           boolean,
+            leases                bigint,
+            expired               bigint,
+            oldest_leased_at      timestamptz,
+            next_lease_expires_at timestamptz,
+            sessions              integer
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_failure', v_schema)) is null then
+        create type inspected_failure as (
+            job_id       uuid,
+            queue        text,
+            kind         text,
+            failure_code text,
+            worker       text,
+            attempts     integer,
+            ended_at     timestamptz
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_act', v_schema)) is null then
+        create type inspected_act as (
+            act_id    bigint,
+            acted_at  timestamptz,
+            operator  text,
+            act       text,
+            arguments jsonb,
+            job_count integer
+        );
+    end if;
+
+    if to_regtype(format('%I.inspected_finding', v_schema)) is null then
+        create type inspected_finding as (
+            severity text,
+            finding  text,
+            subject  text,
+            since    timestamptz,
+            detail   text,
+            remedy   text
+        );
+    end if;
+
+    if to_regtype(format('%I.explained_job', v_schema)) is null then
+        create type explained_job as (
+            job_id       uuid,
+            queue        text,
+            reason       text,
+            since        timestamptz,
+            until        timestamptz,
+            who          text,
+            pid          integer,
+            attempt      integer,
+            max_attempts integer,
+            failure_code text,
+            ahead        bigint,
+            meaning      text,
+            remedy       text
+        );
+    end if;
 end $$;
 
 comment on domain instant is 'A time that is never infinity.';
@@ -134,3 +236,25 @@ comment on type failed_item is
 'invalid_failure.';
 comment on type inspected_job is
 'What inspect answers: the durable evidence of one job, without payload or key.';
+comment on type inspected_attempt is
+'One attempt of a job: running, with its lease''s end, or ended, with its outcome.';
+comment on type inspected_queue is
+'One queue: how many of its jobs are ready, scheduled (never begun, due later), '
+'waiting for a retry, running, or running under a lease that has expired (the oldest at '
+'oldest_lapse_at); and how many ended since counted_since. The five are scaled up from '
+'a sample where is_estimate says so.';
+comment on type inspected_worker is
+'One worker: the leases it holds, and how many sessions of its role, or of one that '
+'may take it, are connected to the database. Leases are scaled up from a sample where '
+'is_estimate says so.';
+comment on type inspected_failure is
+'A job that has failed, with its last failure code and attempt.';
+comment on type inspected_act is
+'One operator act: who did what, when, with what arguments, on how many jobs.';
+comment on type inspected_finding is
+'Something that is wrong with the Instance: how bad, what, with which object, since '
+'when (NULL where that cannot be seen), and what to do.';
+comment on type explained_job is
+'Why a job is not being claimed: a reason of explain_reason, and its facts. since and '
+'until are what the reason says; who and pid the worker, operator or session it names; '
+'ahead counts the due jobs before it, to 10,000 at most.';

@@ -76,8 +76,8 @@ comment on column instance.workers is 'The names in caller that are workers.';
 comment on column instance.notify is
 'Whether a job that falls to a queue wakes the workers that wait for it.';
 comment on column instance.retention_seconds is
-'How long ended jobs are meant to be kept; NULL: for ever. Recorded; nothing is purged '
-'unless somebody calls purge.';
+'How long enforce_retention keeps ended jobs; NULL: for ever. Nothing is purged unless '
+'somebody calls it, or purge.';
 
 create table if not exists queue (
     queue text collate "C" not null,
@@ -226,6 +226,10 @@ comment on column attempt.lease_token_hash is
 create index if not exists attempt_ended_at_idx on attempt (ended_at)
 where outcome in ('succeeded', 'failed') or failure_code = 'attempts_exhausted';
 
+-- Whoever asks what failed must not walk what succeeded.
+create index if not exists attempt_failed_idx on attempt (ended_at, job_id)
+where outcome = 'failed' or failure_code = 'attempts_exhausted';
+
 create table if not exists operator_act (
     operator_act_id bigint           not null generated always as identity,
     acted_at        timestamptz      not null default clock_timestamp(),
@@ -238,3 +242,14 @@ create table if not exists operator_act (
 );
 comment on table operator_act is
 'The audit: who did which operator act, when, with what arguments, on how many jobs.';
+
+create table if not exists installed_object (
+    kind   text collate "C" not null,
+    name   text collate "C" not null,
+    digest text collate "C" not null,
+
+    constraint installed_object_pkey primary key (kind, name)
+);
+comment on table installed_object is
+'What the last migration left behind, for inspect_health to compare with: functions, '
+'triggers and views with a digest, indexes, constraints, and the grants of the groups.';

@@ -41,6 +41,6 @@ comment on column error_code.name is 'The stable name, the same in every languag
 
 create or replace view installed_version as
 select v.version
-from (values (1)) as v (version);
+from (values (3)) as v (version);
 comment on view installed_version is
 'The version of this schema: the number of the last migration that changed it.';

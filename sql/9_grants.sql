@@ -47,7 +47,11 @@ begin
     end loop;
 
     execute format('grant usage on schema %I to %s', v_schema, v_groups);
-    execute format('grant select on error_code, installed_version to %s', v_groups);
+    execute format(
+        'grant select on error_code, explain_reason, health_finding, installed_version '
+        'to %s',
+        v_groups
+    );
     for v_object in
         select g.name, format('%I', v_prefix || '_' || r.kind) as role
         from (
@@ -67,8 +71,26 @@ begin
 
                 ('producer worker observer operator', 'inspect(uuid)'),
 
+                ('observer operator', 'inspect_attempts(uuid)'),
+                ('observer operator', 'inspect_queues()'),
+                ('observer operator', 'inspect_workers()'),
+                (
+                    'observer operator',
+                    'inspect_failures('
+                    'text, timestamptz, integer, text, timestamptz, uuid)'
+                ),
+                ('observer operator', 'inspect_acts(integer, bigint)'),
+                ('observer operator', 'inspect_health()'),
+                ('observer operator', 'explain_job(uuid)'),
+
                 ('operator', 'redrive(uuid, integer)'),
+                (
+                    'operator',
+                    'redrive_failed('
+                    'text, timestamptz, timestamptz, text, integer, integer)'
+                ),
                 ('operator', 'purge(timestamptz, integer)'),
+                ('operator', 'enforce_retention(integer)'),
                 ('operator', 'retire_expired(integer)')
         ) as g (kinds, name)
         cross join unnest(string_to_array(g.kinds, ' ')) as r (kind)

@@ -26,6 +26,7 @@ declare
     v_kind     text;
     v_role     text;
     v_group    text;
+    v_grantor  text;
 begin
     -- Before anything else is called: whoever may create in a schema of the DBA's own
     -- search_path could put a closer match in front of PostgreSQL's functions.
@@ -243,12 +244,13 @@ begin
         end loop;
     end loop;
 
-    -- Taken back from those who were declared and are no longer; a membership that
-    -- somebody else granted is theirs.
+    -- Taken back from those who were declared and are no longer, whoever granted it;
+    -- from 16 on each grant is its grantor's. Who was never declared keeps what somebody
+    -- gave them.
     if to_regclass(v_schema || '.caller') is not null then
-        for v_kind, v_role in
+        for v_group, v_role, v_grantor in
             execute format(
-                'select k.kind, c.caller'
+                'select g.rolname, r.rolname, b.rolname'
                 ' from %I.caller as c'
                 ' cross join lateral (values'
                 '     (''producer'', c.is_producer),'
@@ -256,12 +258,21 @@ begin
                 '     (''observer'', c.is_observer)'
                 ' ) as k (kind, was_declared)'
                 ' join pg_roles as r on r.rolname = c.caller'
-                ' where k.was_declared', v_schema
+                ' join pg_roles as g on g.rolname = %L || ''_'' || k.kind'
+                ' join pg_auth_members as m on m.roleid = g.oid and m.member = r.oid'
+                ' join pg_roles as b on b.oid = m.grantor'
+                ' where k.was_declared'
+                '     and coalesce((to_jsonb(m) ->> ''inherit_option'')::boolean, true)'
+                '     and not coalesce($1 -> (k.kind || ''_instances''), ''[]'')'
+                '         ? c.caller', v_schema, v_prefix
             )
+            using v_document
         loop
-            if not coalesce(v_document -> (v_kind || '_instances'), '[]') ? v_role then
-                execute format('revoke %I from %I', v_prefix || '_' || v_kind, v_role);
-            end if;
+            execute format(
+                'revoke %I from %I%s', v_group, v_role,
+                case when v_version >= 160000 then format(' granted by %I', v_grantor)
+                else '' end
+            );
         end loop;
     end if;
     perform set_config('search_path', v_path, true);

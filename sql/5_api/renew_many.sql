@@ -69,7 +69,7 @@ begin
         on
             l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
             and l.lease_owner = _caller()
-            and l.lease_expires_at > v_now
+            and (v_mine[i.ordinality] is null or l.lease_expires_at > v_now)
     order by i.ordinality;
 end;
 $$;

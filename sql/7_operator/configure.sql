@@ -1,5 +1,8 @@
 -- Runs with the rights of whoever calls it, and only the owner may.
-create or replace function configure(p_document jsonb)
+create or replace function configure(
+    p_document    jsonb,
+    p_drop_queues boolean default false
+)
 returns boolean
 language plpgsql
 set search_path from current
@@ -8,11 +11,17 @@ as $$
 declare
     v_fault   text    := _document_fault(p_document, current_schema());
     v_queues  text[];
+    v_held    text;
     v_count   integer;
     v_changes integer := 0;
 begin
     if v_fault is not null then
         raise exception using errcode = 'LJ007', message = v_fault;
+    end if;
+    if p_drop_queues is null then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'whether to drop queues that have live jobs must be said';
     end if;
     -- An older snapshot would not show the jobs of a queue that is left out.
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -65,17 +74,38 @@ begin
     get diagnostics v_count = row_count;
     v_changes := v_changes + v_count;
 
-    -- Whoever enqueues has read the instance's row and so holds the table until its
-    -- transaction ends: behind this lock every job of the queue can be seen, but for
-    -- those that a transaction with an older snapshot may still add. Every verb waits
-    -- behind whoever waits for it, hence the timeout above.
     if exists (select from queue as q where q.queue <> all (v_queues)) then
-        lock table instance in access exclusive mode;
-        if exists (select from live_job as l where l.queue <> all (v_queues)) then
-            raise exception using
-                errcode = 'LJ007',
-                message = 'a queue that the document leaves out still has live jobs',
-                hint    = 'Declare it until its jobs have ended.';
+        -- Whoever enqueues has read the instance's row and so holds the table until its
+        -- transaction ends: behind this lock every job of the queue can be seen, but
+        -- for those that a transaction with an older snapshot may still add. Every verb
+        -- waits behind whoever waits for it, hence the timeout above.
+        if not p_drop_queues then
+            lock table instance in access exclusive mode;
+            -- Counted so far and no further: everybody waits.
+            select string_agg(format(
+                '%s (%s)', q.queue,
+                case when h.jobs > 10000 then 'more than 10000' else h.jobs::text end
+            ), ', ' order by q.queue)
+            into v_held
+            from queue as q
+            cross join lateral (
+                select count(*) as jobs
+                from (
+                    select from live_job as l where l.queue = q.queue limit 10001
+                ) as l
+            ) as h
+            where q.queue <> all (v_queues) and h.jobs > 0;
+            if v_held is not null then
+                raise exception using
+                    errcode = 'LJ007',
+                    message = format(
+                        'queues that the document leaves out still have live jobs: %s',
+                        v_held
+                    ),
+                    hint    = 'Declare them until their jobs have ended. Or drop them '
+                              'all the same, lenso-jobs configure --drop-queues: the '
+                              'jobs wait until their queue is declared again.';
+            end if;
         end if;
         delete from queue as q where q.queue <> all (v_queues);
         v_changes := v_changes + 1;
@@ -112,8 +142,9 @@ exception when check_violation or numeric_value_out_of_range then
         message = format('a value of the document is out of range: %s', sqlerrm);
 end;
 $$;
-comment on function configure(jsonb) is
+comment on function configure(jsonb, boolean) is
 'Stores policy, queues and callers as the configuration document has them, and answers '
 'whether anything changed; audited. For the owner alone; memberships are '
 'bootstrap.sql''s. Refuses unknown fields, another schema''s document, and to leave '
-'out a queue that has live jobs (LJ007).';
+'out a queue that has live jobs (LJ007), unless the second argument says to drop it: '
+'the jobs stay, and wait until the queue is declared again.';

@@ -22,10 +22,20 @@ OBSERVER = {
     "inspect",
     "inspect_attempts",
     "inspect_queues",
+    "inspect_workers",
+    "inspect_failures",
+    "inspect_acts",
     "inspect_health",
     "explain_job",
 }
-OPERATOR = {*OBSERVER, "redrive", "purge", "retire_expired"}
+OPERATOR = {
+    *OBSERVER,
+    "redrive",
+    "redrive_failed",
+    "purge",
+    "enforce_retention",
+    "retire_expired",
+}
 MAY_CALL = {
     "producer": PRODUCER,
     "worker": WORKER,
@@ -36,7 +46,7 @@ MAY_CALL = {
 ASK_WHO = {"enqueue", "enqueue_many", "claim"}
 # Who may call everything meets the helper that refuses them too.
 REFUSE_THEM = {*ASK_WHO, "_require_producer"}
-VIEWS = {"error_code", "installed_version"}
+VIEWS = {"error_code", "explain_reason", "health_finding", "installed_version"}
 ROLES = pytest.mark.parametrize("role", MAY_CALL)
 GROUPS = ("producer", "worker", "observer", "operator")
 
@@ -47,9 +57,8 @@ def functions(owner):
     return {
         name: f"select jobs_email.{name}({nulls})"
         for name, nulls in owner.rows(
-            "select p.proname, (select coalesce(string_agg("
-            "  'null::' || format_type(t.type, null), ', ' order by t.ordinality), '')"
-            "  from unnest(p.proargtypes) with ordinality as t (type))"
+            "select p.proname,"
+            " (select coalesce(string_agg('null', ', '), '') from unnest(p.proargtypes))"
             " from pg_proc as p where p.pronamespace = 'jobs_email'::regnamespace"
         )
     }

@@ -127,6 +127,26 @@ def test_complete_many_repeats_the_answer_of_complete(worker, hold):
     assert [row[2] for row in answers] == ["completed", "completed"]
 
 
+def test_complete_many_refuses_any_other_token_or_job(worker, hold, state):
+    (job_id, other_id), (token, other_token) = hold(2)
+    before = state()
+
+    wrong = (
+        (job_id, other_token),
+        (other_id, token),
+        (job_id, NO_TOKEN),
+        (job_id, None),
+        (uuid4(), token),
+        (None, token),
+    )
+    for batch in (wrong, *([pair] for pair in wrong)):
+        job_ids, tokens = ([pair[n] for pair in batch] for n in range(2))
+        answers = worker.rows(MANY, job_ids, tokens)
+        assert {row[2] for row in answers} == {"invalid_lease"}
+
+    assert state() == before
+
+
 def test_complete_many_leaves_anothers_leases_alone(worker, rival, hold, state):
     held = hold(2)
     before = state()

@@ -69,6 +69,36 @@ def test_configure_stores_the_policy(configure, owner):
     assert owner.rows(POLICY) == [(45, 2, 99, 0.25, False, 86400)]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lease_seconds", 31),
+        ("retry_base_seconds", 6),
+        ("retry_max_seconds", 301),
+        ("retry_jitter", 0.5),
+        ("notify", False),
+        ("retention_seconds", 1),
+    ],
+)
+def test_configure_stores_each_part_of_the_policy_alone(configure, owner, field, value):
+    assert configure(**{field: value}) is True
+    assert owner.value(f"select {field} from instance") == value
+    assert configure() is True
+
+
+def test_configure_stores_each_kind_of_a_caller_alone(configure, owner):
+    kinds = "select is_producer, is_worker, is_observer from caller where caller = %s"
+
+    assert configure(producer_instances=["accounts", "organization", "operations"])
+    assert owner.rows(kinds, "operations") == [(True, False, True)]
+    assert configure()
+    assert configure(worker_instances=["email-worker", "spare-worker", "operations"])
+    assert owner.rows(kinds, "operations") == [(False, True, True)]
+    assert configure()
+    assert configure(observer_instances=["operations", "accounts"])
+    assert owner.rows(kinds, "accounts") == [(True, False, True)]
+
+
 def test_configure_falls_back_to_the_defaults_of_what_is_left_out(configure, owner):
     configure(retry_jitter=0.25, notify=False, retention_seconds=86400)
 
@@ -142,7 +172,10 @@ def test_configure_refuses_a_value_out_of_bounds_and_changes_nothing(
     [
         ("lease_seconds", [2.5, 3600.4, 0.6, "30", True]),
         ("retry_max_seconds", [299.5]),
-        ("queues", [["email", "slow", "email"], "email"]),
+        ("retry_jitter", ["0.5"]),
+        ("notify", ["true", 1]),
+        ("retention_seconds", [1.5]),
+        ("queues", [["email", "slow", "email"], "email", ["email", "slow", 1]]),
         ("producer_instances", [["accounts", "organization", "accounts"]]),
         ("worker_instances", [["email-worker", "email-worker"]]),
     ],
@@ -157,8 +190,9 @@ def test_configure_refuses_what_no_document_may_hold(
         with owner.transaction(force_rollback=True):
             try:
                 configure(**{field: value})
-            except owner.Error:
-                continue
+            except owner.Error as error:
+                if error.sqlstate == "LJ007":
+                    continue
             taken.append(value)
 
     assert taken == []
@@ -185,7 +219,7 @@ def test_configure_accepts_a_value_at_its_bound(configure):
 def test_configure_refuses_what_is_no_document(owner, stored, document):
     before = stored()
 
-    with pytest.raises(owner.Error):
+    with owner.refusing("LJ007"):
         owner.value(CONFIGURE, document)
 
     assert stored() == before
@@ -236,13 +270,74 @@ def test_configure_undeclares_a_queue_without_live_jobs(
 ):
     enqueue(queue="slow")
     worker.execute("select complete(%s, %s)", claim("slow"))
+    enqueue()
 
     assert configure(queues=["email"]) is True
+    claim()
 
     with worker.refusing("LJ003"):
         worker.execute("select claim('slow')")
     with producer.refusing("LJ001"):
         producer.execute("select enqueue('slow', 'send', '{}', 'k')")
+
+
+def test_a_refusal_names_each_queue_with_live_jobs_and_how_many(
+    configure, owner, enqueue, claim
+):
+    configure(queues=["email", "slow", "empty", "other"])
+    for queue in ("slow", "slow", "other"):
+        enqueue(queue=queue)
+    claim("slow")
+
+    with owner.refusing("LJ007") as caught:
+        configure(queues=["email"])
+
+    assert caught.value.diag.message_primary == (
+        "queues that the document leaves out still have live jobs: other (1), slow (2)"
+    )
+
+
+def test_a_refusal_counts_no_more_than_10000_jobs(configure, owner):
+    insert = (
+        "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+        " select gen_random_uuid(), '2040-01-01', 0, 3, 'slow'"
+        " from generate_series(1, %s)"
+    )
+    for more, words in ((10000, "slow (10000)"), (1, "slow (more than 10000)")):
+        owner.execute(insert, (more,))
+        with owner.refusing("LJ007") as caught:
+            configure(queues=["email"])
+        assert caught.value.diag.message_primary.endswith(f": {words}")
+
+
+def test_configure_drops_a_queue_with_live_jobs_on_request_and_they_wait(
+    configure, owner, document, enqueue, claim, worker, producer
+):
+    enqueue(queue="slow")
+    running, token = claim("slow")
+    waiting = enqueue(queue="slow")
+    fewer = document(queues=["email"])
+
+    assert owner.value("select configure(%s::jsonb, true)", fewer) is True
+    assert owner.value("select configure(%s::jsonb, true)", fewer) is False
+
+    with worker.refusing("LJ003"):
+        worker.execute("select claim('slow')")
+    with producer.refusing("LJ001"):
+        producer.execute("select enqueue('slow', 'send', '{}', 'k')")
+    assert worker.value("select complete(%s, %s)", running, token)
+    assert configure(queues=["email"], lease_seconds=31) is True
+    configure()
+    assert claim("slow")[0] == waiting
+
+
+def test_configure_must_be_told_whether_to_drop_queues(owner, document, stored):
+    before = stored()
+
+    with owner.refusing("LJ007"):
+        owner.execute("select configure(%s::jsonb, null)", (document(),))
+
+    assert stored() == before
 
 
 @pytest.mark.parametrize("running", [True, False])

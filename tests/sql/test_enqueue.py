@@ -525,6 +525,29 @@ def test_enqueue_does_not_run_fields_together(producer, ask):
     assert len({first["job_id"], second["job_id"], third["job_id"]}) == 3
 
 
+@pytest.mark.parametrize("attempts", [1, 100])
+def test_enqueue_accepts_bounds_beside_a_payload_that_is_examined_in_full(
+    producer, configure, ask, attempts
+):
+    configure(queues=["email", "slow", "q" * 128])
+
+    answer = ask(
+        producer,
+        queue="q" * 128,
+        max_attempts=attempts,
+        payload=json.dumps({"letter": "x" * 1000}),
+    )
+
+    assert answer["created"]
+
+
+def test_enqueue_repeated_finds_each_key_among_others(producer, ask):
+    keys = ("first", "second", "third")
+    jobs = [ask(producer, key=key)["job_id"] for key in keys]
+
+    assert [ask(producer, key=key)["job_id"] for key in keys] == jobs
+
+
 def test_enqueue_keeps_the_keys_of_producers_apart(
     producer, other_producer, owner, ask
 ):
@@ -534,6 +557,7 @@ def test_enqueue_keeps_the_keys_of_producers_apart(
     assert mine["created"]
     assert yours["created"]
     assert ask(other_producer, payload='{"other": true}')["job_id"] == yours["job_id"]
+    assert ask(producer)["job_id"] == mine["job_id"]
     assert owner.rows("select producer from job order by 1") == [
         ("accounts",),
         ("organization",),
@@ -637,6 +661,18 @@ def test_enqueue_reads_the_clock_and_not_the_transactions_start(producer, owner,
 
     assert owner.value("select created_at from job") > passed
     assert owner.value("select available_at from live_job") > passed
+
+
+def test_enqueue_reads_the_clock_and_not_the_statements_start(producer, owner):
+    started = producer.value(
+        "select statement_timestamp()"
+        " from (select 1 + length(pg_sleep(0.05)::text) as one offset 0) as s,"
+        " lateral enqueue('email', 'send', '{}', 'k', null, s.one) as e"
+    )
+
+    passed = started + timedelta(milliseconds=50)
+    assert owner.value("select created_at from job") >= passed
+    assert owner.value("select available_at from live_job") >= passed
 
 
 def test_enqueue_updates_or_locks_no_job_that_exists(producer, owner, ask):

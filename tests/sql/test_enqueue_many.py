@@ -461,11 +461,12 @@ def test_enqueue_many_and_enqueue_share_their_keys(producer, offer):
 
 
 def test_enqueue_many_keeps_the_keys_of_producers_apart(offer, other_producer, owner):
-    offer({}, {})
+    first = offer({}, {})
 
     answers = offer({"kind": "other"}, {"kind": "other"}, session=other_producer)
 
     assert {outcome for _, _, outcome in answers} == {"created"}
+    assert offer({}, {}) == [(n, job_id, "existing") for n, job_id, _ in first]
     assert owner.value("select count(*) from job") == 4
 
 
@@ -501,6 +502,22 @@ def test_enqueue_many_makes_uuids_of_version_7(offer):
     answers = offer({}, {}, {})
 
     assert {job_id.version for _, job_id, _ in answers} == {7}
+
+
+def test_enqueue_many_dates_its_jobs_by_the_clock_not_the_statements_start(
+    producer, owner
+):
+    started = producer.value(
+        "select statement_timestamp()"
+        " from (select 'k' || pg_sleep(0.05)::text as key offset 0) as s,"
+        " lateral enqueue_many(jsonb_build_array(jsonb_build_object("
+        " 'queue', 'email', 'kind', 'send', 'payload', '{}'::jsonb,"
+        " 'idempotency_key', s.key))) as e"
+    )
+
+    passed = started + timedelta(milliseconds=50)
+    assert owner.value("select created_at from job") >= passed
+    assert owner.value("select available_at from live_job") >= passed
 
 
 def test_enqueue_many_dates_its_jobs_by_the_clock(producer, offer, owner):

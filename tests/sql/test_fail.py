@@ -60,6 +60,19 @@ def fail_at(owner, enqueue, claim):
     return fail_at
 
 
+@pytest.mark.parametrize("retryable", [RETRYABLE, FINAL])
+def test_fail_touches_no_other_job(retryable, worker, enqueue, claim, state):
+    enqueue(), enqueue(), enqueue()
+    held, _ = claim(), claim()
+    before = state()["live_job"]
+
+    worker.execute(FAIL, (*held, "timeout", retryable))
+
+    after = state()["live_job"]
+    assert [str(held[0]) in row for (row,) in set(before) - set(after)] == [True]
+    assert len(after) == (3 if retryable else 2)
+
+
 def test_fail_queues_a_retryable_failure_again_with_evidence(
     worker, owner, enqueue, claim
 ):

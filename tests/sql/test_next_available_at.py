@@ -111,6 +111,25 @@ def test_next_available_at_sees_a_due_job_behind_running_ones(worker, enqueue, c
     )
 
 
+def test_next_available_at_knows_no_lease_of_another_queue(worker, enqueue, claim):
+    enqueue(queue="slow")
+    claim(queue="slow")
+
+    assert worker.value(NEXT, "email") is None
+
+
+def test_next_available_at_reads_the_clock_and_not_the_transactions_start(
+    worker, rival, owner, enqueue, claim
+):
+    with worker.transaction():
+        worker.execute("select 1")
+        enqueue()
+        claim(session=rival)
+        answer = worker.value(NEXT, "email")
+
+    assert answer == owner.value("select lease_expires_at from live_job")
+
+
 def test_next_available_at_changes_nothing_and_reads_in_a_read_only_transaction(
     worker, enqueue, state
 ):

@@ -7,56 +7,6 @@ TABLES = ("job", "live_job", "attempt")
 CLAIMABLE = "jobs_email.live_job_claimable_idx"
 
 
-@pytest.fixture
-def fill(owner):
-    """Insert ended, scheduled and due jobs by the thousand, as the owner."""
-
-    def fill(ended=0, scheduled=0, due=0):
-        owner.execute(
-            """
-            with made as (
-                insert into job (
-                    job_id, created_at, max_attempts, producer, queue, kind,
-                    idempotency_key, payload
-                )
-                select
-                    gen_random_uuid(), clock_timestamp(), 3, 'accounts', 'email',
-                    'send', 'old-' || n || '-' || random(), '{}'
-                from generate_series(1, %(all)s::integer) as n
-                returning job_id
-            ),
-            numbered as materialized (
-                select job_id, row_number() over () as n from made
-            ),
-            live as (
-                insert into live_job (
-                    job_id, available_at, attempt, max_attempts, queue
-                )
-                select
-                    job_id,
-                    clock_timestamp() + case when n <= %(due)s::integer
-                        then interval '-9 s' else interval '9 h'
-                    end,
-                    0, 3, 'email'
-                from numbered
-                where n <= %(live)s::integer
-            )
-            insert into attempt (
-                job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
-                lease_token_hash
-            )
-            select
-                job_id, clock_timestamp(), clock_timestamp(), 1, 3, 'email-worker',
-                'succeeded', sha256(uuid_send(job_id))
-            from numbered
-            where n > %(live)s::integer
-            """,
-            {"all": ended + scheduled + due, "live": scheduled + due, "due": due},
-        )
-
-    return fill
-
-
 @pytest.fixture(params=["empty", "stale", "large", "none"])
 def statistics(request, owner, fill):
     """The planner believes: no jobs, and so it is; or that, wrongly; or the truth."""
@@ -95,20 +45,6 @@ def scans():
         }
 
     return scans
-
-
-@pytest.fixture
-def buffers():
-    """Run a statement; answers how many buffers it touched, nested statements' too."""
-
-    def buffers(session, statement, *parameters):
-        (plan,) = session.value(
-            f"explain (analyze, buffers, format json) {statement}", *parameters
-        )
-        plan = plan["Plan"]
-        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-
-    return buffers
 
 
 def items(name, count):
@@ -377,14 +313,6 @@ def lives(producer, worker, operator, owner, buffers, name, count):
     return spent
 
 
-@pytest.fixture
-def by_hand(owner):
-    """Leave the tables as they are: nobody vacuums or analyzes them but the test."""
-    for table in TABLES:
-        owner.execute(f"alter table {table} set (autovacuum_enabled = off)")
-    owner.execute("analyze")
-
-
 def test_plans_of_a_session_that_saw_the_tables_empty_hold_once_they_are_large(
     by_hand, owner, producer, worker, operator, fill, buffers
 ):
@@ -566,3 +494,90 @@ def test_a_claim_that_reclaims_reads_no_whole_index(
     owner.execute(lapse)
 
     assert buffers(worker, "select claim('email', 5)") < 150
+
+
+READS = {
+    "explain_job": "select * from explain_job(%(job_id)s)",
+    "inspect_attempts": "select * from inspect_attempts(%(job_id)s)",
+    "inspect_failures": "select * from inspect_failures('email', p_limit => 10)",
+    "the failures since": "select * from inspect_failures(null, %(since)s, 10)",
+    "inspect_acts": "select * from inspect_acts(10)",
+    "inspect_queues": "select * from inspect_queues()",
+    "inspect_workers": "select * from inspect_workers()",
+    "inspect_health": "select * from inspect_health()",
+    "redrive_failed": "select redrive_failed('email', %(since)s, p_limit => 5)",
+}
+
+
+@pytest.fixture
+def readable(owner):
+    """Age what was filled in, and let 200 of the ended jobs have failed."""
+
+    def readable():
+        owner.execute(
+            "update attempt set ended_at = clock_timestamp() - interval '1 h'"
+            " - random() * interval '9 d'"
+        )
+        owner.execute(
+            "update attempt set outcome = 'failed', failure_code = 'timeout'"
+            " where job_id in (select job_id from attempt order by job_id limit 200)"
+        )
+
+    return readable
+
+
+def test_no_read_scans_a_table_whatever_the_planner_believes(
+    statistics, operator, owner, enqueue, readable, scans
+):
+    readable()
+    asked = {
+        "job_id": enqueue(),
+        "since": owner.value("select clock_timestamp() - interval '1 d'"),
+    }
+    seen = {}
+    for name, statement in READS.items():
+        with scans(operator) as read:
+            for _ in range(2):
+                operator.execute(statement, asked)
+        seen[name] = read["sequential"]
+
+    # A sample is none, and goes no further than _share_to_read lets it.
+    assert seen == {name: {} for name in READS}
+
+
+def test_what_the_reads_read_does_not_grow_with_the_jobs_kept(
+    owner, operator, enqueue, fill, readable, buffers, by_hand
+):
+    job_id = enqueue()
+    since = owner.value("select clock_timestamp() - interval '1 d'")
+
+    def measure():
+        with operator.transaction(force_rollback=True):
+            return {
+                name: [
+                    buffers(
+                        operator,
+                        statement.replace("%(job_id)s", f"'{job_id}'").replace(
+                            "%(since)s", f"'{since}'"
+                        ),
+                    )
+                    for _ in range(2)
+                ][-1]
+                for name, statement in READS.items()
+            }
+
+    fill(ended=2000)
+    readable()
+    owner.execute("vacuum analyze")
+    few = measure()
+    fill(ended=20000)
+    readable()
+    owner.execute("vacuum analyze")
+
+    many = measure()
+
+    assert {
+        name: (few[name], many[name])
+        for name in READS
+        if many[name] > 1.5 * few[name] + 30
+    } == {}

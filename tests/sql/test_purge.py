@@ -249,7 +249,7 @@ def test_purge_refuses_a_limit_out_of_bounds(operator, ended, cutoff, state):
     ended(5)
     before = state()
 
-    for limit in (None, 0, -1, 2147483647):
+    for limit in (None, 0, -1, 10001, 2147483647):
         with operator.refusing("LJ007") as caught:
             operator.value(PURGE, cutoff(), limit)
         assert "limit" in caught.value.diag.message_primary, limit
@@ -257,11 +257,11 @@ def test_purge_refuses_a_limit_out_of_bounds(operator, ended, cutoff, state):
     assert state() == before
 
 
-def test_purge_accepts_a_limit_of_1_and_of_1000(operator, ended, cutoff):
+def test_purge_accepts_a_limit_of_1_and_of_10000(operator, ended, cutoff):
     ended(5, 4, 3)
 
     assert operator.value(PURGE, cutoff(), 1) == 1
-    assert operator.value(PURGE, cutoff(), 1000) == 2
+    assert operator.value(PURGE, cutoff(), 10000) == 2
 
 
 def test_purge_writes_an_audit_row(operator, owner, prefix, ended, cutoff):

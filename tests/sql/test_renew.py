@@ -35,6 +35,17 @@ def test_renew_changes_nothing_but_the_end(worker, owner, enqueue, claim):
     assert owner.value("select count(*) from attempt") == 0
 
 
+def test_renew_touches_no_other_job(worker, enqueue, claim, state):
+    enqueue(), enqueue(), enqueue()
+    held, _ = claim(), claim()
+    before = state()["live_job"]
+
+    worker.value(RENEW, *held)
+
+    after = state()["live_job"]
+    assert [str(held[0]) in row for (row,) in set(after) - set(before)] == [True]
+
+
 def test_renew_takes_arguments_by_name(worker, enqueue, claim):
     enqueue()
     job_id, token = claim()

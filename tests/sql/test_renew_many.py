@@ -68,6 +68,20 @@ def test_renew_many_never_shortens_a_lease(worker, owner, hold):
     assert owner.value("select max(lease_expires_at) from live_job") == end
 
 
+def test_renew_many_counts_from_the_clock_not_the_statements_start(worker, hold):
+    (job_id,), (token,) = hold(1)
+
+    held = worker.value(
+        "select r.lease_expires_at - statement_timestamp()"
+        " from (select pg_sleep(0.05)::text as nothing offset 0) as s,"
+        " lateral renew_many(array[%s]::uuid[], array[%s || s.nothing]) as r",
+        job_id,
+        token,
+    )
+
+    assert held >= LEASE + timedelta(milliseconds=50)
+
+
 def test_renew_many_answers_invalid_lease_item_by_item_and_spoils_no_other(
     worker, owner, hold, expire
 ):
@@ -107,6 +121,26 @@ def test_renew_many_answers_an_item_given_twice_twice(worker, hold):
 
     assert [row[3] for row in answers] == ["renewed", "renewed"]
     assert answers[0][2] == answers[1][2]
+
+
+def test_renew_many_refuses_any_other_token_or_job(worker, hold, state):
+    (job_id, other_id), (token, other_token) = hold(2)
+    before = state()
+
+    wrong = (
+        (job_id, other_token),
+        (other_id, token),
+        (job_id, NO_TOKEN),
+        (job_id, None),
+        (uuid4(), token),
+        (None, token),
+    )
+    for batch in (wrong, *([pair] for pair in wrong)):
+        job_ids, tokens = ([pair[n] for pair in batch] for n in range(2))
+        answers = worker.rows(MANY, job_ids, tokens)
+        assert {row[3] for row in answers} == {"invalid_lease"}
+
+    assert state() == before
 
 
 def test_renew_many_leaves_anothers_leases_alone(rival, hold, state):

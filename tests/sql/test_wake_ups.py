@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import closing
 from uuid import uuid4
 
-import psycopg
 import pytest
 
-from lenso_jobs.config import Configuration
-from lenso_jobs.operator import setup
-
-KINDS = ("owner", "producer", "worker", "observer", "operator")
 EMAIL = ("jobs_email", "email")
 SLOW = ("jobs_email", "slow")
 ENQUEUE = "select enqueue('email', 'send', '{}', %s)"
@@ -30,44 +23,6 @@ def item(queue="email", key=None, **changes):
         "payload": {},
         "idempotency_key": key or f"key-{uuid4()}",
     } | changes
-
-
-@pytest.fixture
-def waiting(connect):
-    """Open a session that waits for queues as a worker does."""
-
-    def waiting(*queues, **parameters):
-        session = connect("email-worker", **parameters)
-        session.execute(f"listen {session.value('select current_schema()')}")
-        for queue in queues:
-            assert session.value(
-                "select pg_try_advisory_lock_shared(wait_key(%s))", queue
-            )
-        return session
-
-    return waiting
-
-
-@pytest.fixture
-def heard():
-    """Tell what a session has been notified of so far: all that precedes a marker."""
-
-    markers = set()
-
-    def heard(session):
-        marker = uuid4().hex
-        markers.add(marker)
-        session.execute("select pg_notify(current_schema(), %s)", (marker,))
-        found = []
-        with closing(session.notifies(timeout=20)) as notifications:
-            for notification in notifications:
-                if notification.payload == marker:
-                    return found
-                if notification.payload not in markers:
-                    found.append((notification.channel, notification.payload))
-        raise AssertionError("the marker did not arrive")
-
-    return heard
 
 
 @pytest.fixture
@@ -360,89 +315,6 @@ def test_only_workers_are_told_the_key(role, request):
 
     with session.refusing("42501"):
         session.value("select jobs_email.wait_key('email')")
-
-
-# Further Instances.
-
-
-@pytest.fixture
-def names():
-    """Make up what role names begin with; the roles are dropped at the end."""
-    made = []
-
-    def names():
-        made.append(f"wake_{uuid4().hex[:10]}")
-        return made[-1]
-
-    yield names
-    with psycopg.connect(
-        os.environ["LENSO_JOBS_TEST_SERVER"], autocommit=True
-    ) as connection:
-        for name in made:
-            for kind in KINDS:
-                connection.execute(f"drop role if exists {name}_{kind}")
-
-
-@pytest.fixture
-def database(names, new_database):
-    """The name of an empty database, dropped before the roles of ``names`` are."""
-    return psycopg.conninfo.conninfo_to_dict(new_database())["dbname"]
-
-
-@pytest.fixture
-def new_instance(names, database, conninfo):
-    """Set an Instance up in that database; answers the parameters of its sessions."""
-
-    def new_instance(schema, *queues):
-        document = {
-            "schema": schema,
-            "role_prefix": names(),
-            "database_url_secret": "jobs/database-url",
-            "lease_seconds": 30,
-            "retry_base_seconds": 5,
-            "retry_max_seconds": 300,
-            "queues": queues,
-            "producer_instances": ["accounts"],
-            "worker_instances": ["email-worker"],
-        }
-        setup(
-            Configuration.from_json(json.dumps(document)),
-            psycopg.conninfo.make_conninfo(conninfo, dbname=database),
-        )
-        return {"dbname": database, "options": f"-c search_path={schema}"}
-
-    return new_instance
-
-
-def test_two_instances_in_one_database_wake_only_their_own(
-    new_instance, waiting, heard, connect
-):
-    one, other = new_instance("jobs_one", "email"), new_instance("jobs_two", "email")
-    waiter, neighbour = waiting("email", **one), waiting("email", **other)
-
-    connect("accounts", **other).execute(ENQUEUE, ("a",))
-    told_of_the_other = heard(waiter), heard(neighbour)
-    neighbour.execute("select pg_advisory_unlock_all()")
-    connect("accounts", **other).execute(ENQUEUE, ("b",))
-
-    keys = [
-        session.value("select wait_key('email')") for session in (waiter, neighbour)
-    ]
-    assert keys[0] != keys[1]
-    assert told_of_the_other == ([], [("jobs_two", "email")])
-    assert heard(waiter) == heard(neighbour) == []
-
-
-def test_the_longest_names_wake_too(new_instance, waiting, heard, connect):
-    schema, queue = "s" * 48, "Q" * 127 + "/"
-    instance = new_instance(schema, queue, "Q" * 128)
-    waiter = waiting(queue, **instance)
-    producer = connect("accounts", **instance)
-
-    for each in (queue, "Q" * 128):
-        producer.execute("select enqueue(%s, 'send', '{}', %s)", (each, each))
-
-    assert heard(waiter) == [(schema, queue)]
 
 
 # PREPARE TRANSACTION.

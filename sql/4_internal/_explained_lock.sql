@@ -1,0 +1,54 @@
+-- A row that a transaction in progress has locked, changed or deleted names it in xmax.
+-- Behind whoever waits to lock a table everybody waits, as behind whoever has locked it.
+create or replace function _explained_lock(p_answer explained_job, p_locker xid)
+returns explained_job
+language plpgsql
+stable
+as $$
+begin
+    select
+        case when p_locker is null then 'table_locked' else 'row_locked' end,
+        l.pid, coalesce(s.usename, x.owner)::text, coalesce(s.xact_start, x.prepared)
+    into p_answer.reason, p_answer.pid, p_answer.who, p_answer.since
+    from pg_locks as l
+    left join pg_stat_activity as s on s.pid = l.pid
+    left join pg_prepared_xacts as x
+        on l.pid is null
+        and exists (
+            select
+            from pg_locks as o
+            where
+                o.pid is null
+                and o.virtualtransaction = l.virtualtransaction
+                and o.transactionid = x.transaction
+        )
+    where
+        l.pid is distinct from pg_backend_pid()
+        and case
+            when p_locker is null
+                then
+                    l.locktype = 'relation'
+                    and l.mode = 'AccessExclusiveLock'
+                    and l.database = (
+                        select d.oid
+                        from pg_database as d
+                        where d.datname = current_database()
+                    )
+                    and l.relation in (
+                        select c.oid
+                        from pg_class as c
+                        join pg_class as i on i.relnamespace = c.relnamespace
+                        where i.oid = 'instance'::regclass
+                    )
+            else
+                l.locktype = 'transactionid'
+                and l.granted
+                and l.transactionid = p_locker
+        end
+    order by l.granted desc
+    limit 1;
+    return p_answer;
+end;
+$$;
+comment on function _explained_lock(explained_job, xid) is
+'Adds who holds the row, by the transaction that its xmax names, or a whole table.';

@@ -1,0 +1,107 @@
+-- Since when a transaction is open only a member of pg_read_all_stats is told, so where
+-- that is hidden its age in transactions must do.
+create or replace function _faults_of_sessions()
+returns table (finding text, subject text, since timestamptz, detail text)
+language sql
+stable
+as $$
+    with session as (
+        select
+            'session ' || s.pid as name, s.pid::text as place, s.xact_start as since,
+            s.backend_xmin as xmin, s.backend_xid as xid, s.usename::text as who
+        from pg_stat_activity as s
+        where
+            s.pid <> pg_backend_pid()
+            and (
+                (s.datname = current_database() and s.usesysid is not null)
+                or (s.datname is null and s.backend_xmin is not null)
+            )
+        union all
+        select
+            'prepared transaction ' || x.gid,
+            (
+                select l.virtualtransaction
+                from pg_locks as l
+                where l.pid is null and l.transactionid = x.transaction
+            ),
+            x.prepared, x.transaction, x.transaction, x.owner::text
+        from pg_prepared_xacts as x
+        where x.database = current_database()
+        union all
+        select
+            'replication slot ' || r.slot_name, null, null, r.xmin, null,
+            case when r.active then 'active' else 'not active' end
+        from pg_replication_slots as r
+        where r.xmin is not null
+    ),
+    held as (
+        select
+            coalesce(l.pid::text, l.virtualtransaction) as place,
+            min(concat(
+                c.relname,
+                case when l.granted then ' is locked' else ' is about to be locked' end
+            )) filter (
+                where l.mode in (
+                    'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                    'AccessExclusiveLock'
+                )
+            ) as locked
+        from pg_locks as l
+        join pg_class as c on c.oid = l.relation
+        join pg_class as i on i.relnamespace = c.relnamespace
+        where
+            l.locktype = 'relation'
+            and l.database = (
+                select d.oid from pg_database as d where d.datname = current_database()
+            )
+            and i.oid = 'instance'::regclass
+            -- Reading waits for this one, and behind whoever waits for it.
+            and (
+                l.mode = 'AccessExclusiveLock'
+                or (
+                    l.granted
+                    and l.mode <> 'AccessShareLock'
+                    and c.oid in (
+                        'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
+                        'attempt'::regclass
+                    )
+                )
+            )
+        group by 1
+    ),
+    seen as (
+        select
+            s.*, h.place is not null as is_holding, h.locked,
+            clock_timestamp() - s.since as age,
+            format(
+                'by %s, %s', coalesce(s.who, 'nobody that is known'),
+                case
+                    when s.since is not null
+                        then 'open for '
+                        || date_trunc('second', clock_timestamp() - s.since)
+                    when coalesce(s.xmin, s.xid) is null then 'since when is hidden'
+                    else age(coalesce(s.xmin, s.xid)) || ' transactions old'
+                end
+            ) as detail
+        from session as s
+        left join held as h on h.place = s.place
+    )
+    select 'table_locked', s.name, s.since, s.locked || ' ' || s.detail
+    from seen as s
+    where s.locked is not null
+    union all
+    select 'transaction_open', s.name, s.since, s.detail
+    from seen as s
+    where
+        s.is_holding
+        and s.locked is null
+        and coalesce(s.age > interval '1 minute', age(s.xid) > 1000)
+    union all
+    select 'snapshot_held', s.name, s.since, s.detail
+    from seen as s
+    where
+        s.xmin is not null
+        and coalesce(s.age > interval '5 minutes', age(s.xmin) > 5000)
+$$;
+comment on function _faults_of_sessions() is
+'Locked tables, open transactions and old snapshots, for inspect_health.';

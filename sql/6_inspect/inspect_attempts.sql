@@ -1,0 +1,45 @@
+create or replace function inspect_attempts(p_job_id uuid)
+returns setof inspected_attempt
+language plpgsql
+stable
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+begin
+    if not exists (select from job as j where j.job_id = p_job_id) then
+        raise exception using
+            errcode = 'LJ006',
+            message = 'no such job',
+            hint    = 'It may have been purged, or belong to another Instance.';
+    end if;
+
+    return query
+    select
+        a.attempt, a.worker::text, a.outcome::text, a.leased_at::timestamptz,
+        null::timestamptz, a.ended_at::timestamptz, a.failure_code::text, a.retryable,
+        a.retry_at::timestamptz, a.max_attempts
+    from attempt as a
+    where a.job_id = p_job_id
+    order by a.attempt;
+
+    return query
+    select
+        l.attempt, l.lease_owner::text, 'running', l.leased_at::timestamptz,
+        l.lease_expires_at::timestamptz, null::timestamptz, null, null::boolean,
+        null::timestamptz, l.max_attempts
+    from live_job as l
+    where l.job_id = p_job_id and l.lease_owner is not null;
+end;
+$$;
+comment on function inspect_attempts(uuid) is
+'The history of one job: one row an attempt, in order; the last is running while it '
+'holds a lease, live or expired. Refuses an unknown job (LJ006).';

@@ -1,0 +1,365 @@
+"""Each reason of explain_job, in a real Instance brought to it."""
+
+from uuid import UUID, uuid4
+
+import pytest
+
+EXPLAIN = "select * from explain_job(%s::uuid)"
+LATER = "2040-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def explain(observer):
+    def explain(job_id):
+        return observer.row(EXPLAIN, job_id)
+
+    return explain
+
+
+@pytest.fixture
+def facts(explain):
+    """The reason, and those of its facts that are known."""
+
+    def facts(job_id):
+        row = explain(job_id)
+        words = {"job_id", "queue", "meaning", "remedy"}
+        return {k: v for k, v in row.items() if v is not None and k not in words}
+
+    return facts
+
+
+def test_every_reason_is_explained_in_words(observer):
+    rows = observer.rows("select reason, meaning, remedy from explain_reason")
+
+    assert len({reason for reason, _, _ in rows}) == len(rows) == 16
+    assert all(len(meaning) > 10 and remedy for _, meaning, remedy in rows)
+
+
+def test_a_due_job_is_ready_behind_those_before_it(worker, enqueue, explain):
+    first, second = enqueue(), enqueue()
+    enqueue(queue="slow")
+
+    assert (explain(first)["reason"], explain(first)["ahead"]) == ("ready", 0)
+    assert (explain(second)["reason"], explain(second)["ahead"]) == ("ready", 1)
+
+
+def test_what_runs_is_not_ahead_of_a_ready_job(worker, enqueue, claim, explain):
+    enqueue()
+    claim()
+    second = enqueue()
+
+    assert (explain(second)["reason"], explain(second)["ahead"]) == ("ready", 0)
+
+
+def test_an_answer_says_what_it_means_and_what_to_do(worker, enqueue, explain):
+    job_id = enqueue()
+
+    row = explain(job_id)
+
+    assert row["job_id"] == job_id
+    assert row["queue"] == "email"
+    assert "due" in row["meaning"]
+    assert "workers" in row["remedy"]
+
+
+def test_a_job_for_later_is_scheduled(enqueue, facts, owner):
+    job_id = enqueue(available_at=LATER)
+
+    assert facts(job_id) == {
+        "reason": "scheduled",
+        "until": owner.value("select %s::timestamptz", LATER),
+        "attempt": 0,
+        "max_attempts": 3,
+    }
+
+
+def test_a_job_between_attempts_waits_for_its_retry(enqueue, claim, worker, facts):
+    job_id = enqueue()
+    lease = claim()
+    row = worker.row("select * from fail(%s, %s, 'timeout', true)", *lease)
+
+    assert facts(job_id) == {
+        "reason": "retry_waiting",
+        "until": row["available_at"],
+        "attempt": 1,
+        "max_attempts": 3,
+        "failure_code": "timeout",
+    }
+
+
+def test_a_running_job_is_leased_by_its_worker_until_then(enqueue, claim, owner, facts):
+    job_id = enqueue()
+    claim()
+    live = owner.row("select leased_at, lease_expires_at from live_job")
+
+    assert facts(job_id) == {
+        "reason": "leased",
+        "since": live["leased_at"],
+        "until": live["lease_expires_at"],
+        "who": "email-worker",
+        "attempt": 1,
+        "max_attempts": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reason"), [(2, "lease_expired"), (1, "attempts_exhausted")]
+)
+def test_a_lapsed_lease_waits_for_the_next_claim(
+    enqueue, claim, expire, owner, facts, attempts, reason
+):
+    job_id = enqueue(max_attempts=attempts)
+    claim()
+    expire(job_id)
+
+    assert facts(job_id) == {
+        "reason": reason,
+        "since": owner.value("select lease_expires_at from live_job"),
+        "who": "email-worker",
+        "attempt": 1,
+        "max_attempts": attempts,
+        "ahead": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select from live_job for update",
+        "select from claim('email')",
+        "savepoint s; select from claim('email')",
+    ],
+)
+def test_a_row_that_a_transaction_holds_is_locked_by_its_session(
+    enqueue, worker, owner, facts, statement
+):
+    job_id = enqueue()
+    holder = owner if "for update" in statement else worker
+
+    with holder.transaction():
+        holder.execute(statement)
+        answer = facts(job_id)
+
+    assert (answer["reason"], answer["pid"]) == ("row_locked", holder.pid)
+    assert answer["who"] == holder.info.user
+    assert facts(job_id)["reason"] != "row_locked"
+
+
+def test_a_row_that_a_prepared_transaction_holds_is_locked_by_its_owner(
+    enqueue, claim, worker, facts, configure
+):
+    configure(notify=False)
+    job_id = enqueue()
+    lease = claim()
+    worker.execute("begin")
+    worker.execute("select complete(%s, %s)", lease)
+    worker.execute(f"prepare transaction 'held-{job_id}'")
+    try:
+        answer = facts(job_id)
+    finally:
+        worker.execute(f"rollback prepared 'held-{job_id}'")
+
+    assert (answer["reason"], answer["who"]) == ("row_locked", "email-worker")
+    assert answer["since"] is not None
+    assert "pid" not in answer
+
+
+def test_since_when_a_row_is_locked_is_told_to_an_owner_that_may_see_it(
+    enqueue, owner, facts, prefix
+):
+    job_id = enqueue()
+
+    with owner.transaction(force_rollback=True):
+        owner.execute("select from live_job for update")
+        assert "since" not in facts(job_id)
+    owner.execute(f"grant pg_read_all_stats to {prefix}_owner")
+    try:
+        with owner.transaction(force_rollback=True):
+            owner.execute("select from live_job for update")
+            since = owner.value(
+                "select xact_start from pg_stat_activity where pid = pg_backend_pid()"
+            )
+            assert facts(job_id)["since"] == since
+    finally:
+        owner.execute(f"revoke pg_read_all_stats from {prefix}_owner")
+
+
+@pytest.mark.parametrize("table", ["instance", "job", "live_job", "attempt"])
+def test_it_answers_while_a_whole_table_is_locked(enqueue, owner, facts, table):
+    job_id = enqueue()
+
+    with owner.transaction():
+        owner.execute(f"lock table {table}")
+        answer = facts(job_id)
+
+    assert answer == {"reason": "table_locked", "pid": owner.pid, "who": "postgres"}
+
+
+def test_a_queue_that_was_left_out_of_the_document_is_said_to_be(
+    enqueue, owner, worker, explain
+):
+    job_id = enqueue(queue="slow", available_at=LATER)
+    owner.execute("delete from queue where queue = 'slow'")
+
+    assert explain(job_id)["reason"] == "queue_not_declared"
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        ("drop index live_job_claimable_idx", "index live_job_claimable_idx"),
+        (
+            "alter function claim(text, integer) security invoker",
+            "function claim(text,integer)",
+        ),
+        (
+            "revoke execute on function claim(text, integer) from {prefix}_worker",
+            "execute on claim(text,integer) to {prefix}_worker",
+        ),
+        (
+            "revoke usage on schema jobs_email from {prefix}_worker",
+            "usage on the schema to {prefix}_worker",
+        ),
+        ("alter table queue disable trigger all", "trigger queue.queue_is_published"),
+    ],
+)
+def test_damage_to_what_a_claim_needs_is_named(
+    enqueue, owner, worker, facts, prefix, damage, what
+):
+    job_id = enqueue()
+    owner.execute(damage.format(prefix=prefix))
+
+    answer = facts(job_id)
+
+    assert answer["reason"] == "instance_damaged"
+    assert answer["who"] == what.format(prefix=prefix)
+
+
+def test_without_a_declared_worker_nobody_can_claim(enqueue, owner, explain):
+    job_id = enqueue()
+    owner.execute("update caller set is_worker = false, is_observer = true")
+
+    assert explain(job_id)["reason"] == "no_declared_worker"
+
+
+def test_without_a_session_of_a_worker_nobody_claims(enqueue, explain, connect):
+    job_id = enqueue()
+    assert explain(job_id)["reason"] == "no_worker_connected"
+
+    with connect("spare-worker"):
+        assert explain(job_id)["reason"] == "ready"
+
+
+def test_a_session_that_may_become_a_worker_counts_as_one(
+    enqueue, explain, owner, connect
+):
+    name = f"pool-{uuid4()}"
+    owner.execute(f'create role "{name}" login; grant "email-worker" to "{name}"')
+    try:
+        job_id = enqueue()
+        with connect(name):
+            assert explain(job_id)["reason"] == "ready"
+    finally:
+        owner.execute(f'drop role "{name}"')
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "select pg_try_advisory_lock_shared(_advisory_key('email'))",
+        (
+            "update live_job set lease_owner = 'x', lease_expires_at = '2040-01-01'"
+            " where attempt = 7"
+        ),
+    ],
+    ids=["a waiter", "a lease"],
+)
+def test_a_waiting_worker_or_a_live_lease_in_the_queue_proves_a_worker(
+    enqueue, explain, owner, sign
+):
+    first, job_id = enqueue(max_attempts=9), enqueue()
+    owner.execute("update live_job set attempt = 7 where job_id = %s", (first,))
+    owner.execute(sign)
+
+    assert explain(job_id)["reason"] == "ready"
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed"])
+def test_an_ended_job_says_how_and_by_whom(enqueue, claim, worker, owner, facts, end):
+    job_id = enqueue()
+    lease = claim()
+    if end == "succeeded":
+        worker.execute("select complete(%s, %s)", lease)
+    else:
+        worker.execute("select fail(%s, %s, 'no_recipient', false)", lease)
+
+    code = {} if end == "succeeded" else {"failure_code": "no_recipient"}
+    assert facts(job_id) == {
+        "reason": end,
+        "since": owner.value("select ended_at from attempt"),
+        "who": "email-worker",
+        "attempt": 1,
+        "max_attempts": 3,
+        **code,
+    }
+
+
+def test_a_job_whose_rows_were_deleted_by_hand_lacks_evidence(enqueue, owner, explain):
+    job_id = enqueue()
+    owner.execute("delete from live_job")
+
+    assert explain(job_id)["reason"] == "evidence_missing"
+
+
+def test_a_purged_job_names_the_purge_it_may_have_fallen_to(
+    enqueue, claim, worker, operator, owner, facts
+):
+    created = owner.value("select clock_timestamp()")
+    job_id = enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    before = owner.value("select clock_timestamp()")
+    assert operator.value("select purge(%s)", before) == 1
+
+    answer = facts(job_id)
+
+    assert answer["reason"] == "purged_or_unknown"
+    assert abs((answer["since"] - created).total_seconds()) < 1
+    assert (answer["until"], answer["who"]) == (before, operator.info.user)
+
+
+@pytest.mark.parametrize("job_id", [uuid4(), UUID(int=0), UUID(int=2**128 - 1)])
+def test_a_job_that_never_was_is_unknown(facts, job_id):
+    assert facts(job_id) == {"reason": "purged_or_unknown"}
+
+
+def test_a_job_made_since_the_last_purge_did_not_fall_to_it(
+    enqueue, claim, worker, operator, owner, facts
+):
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    operator.execute("select purge(clock_timestamp())")
+    job_id = owner.value("select _new_job_id(clock_timestamp() + interval '1 s')")
+
+    assert facts(job_id).keys() == {"reason", "since"}
+
+
+def test_no_job_is_refused(observer):
+    with observer.refusing("LJ006"):
+        observer.execute(EXPLAIN, (None,))
+
+
+def test_it_changes_and_locks_nothing(enqueue, observer, owner, state, worker):
+    job_id = enqueue()
+    before = state()
+
+    with observer.transaction():
+        observer.execute("set transaction read only")
+        observer.execute(EXPLAIN, (job_id,))
+        locks = owner.rows(
+            "select distinct mode from pg_locks where pid = %s"
+            " and locktype in ('relation', 'tuple', 'transactionid')",
+            observer.pid,
+        )
+
+    assert locks == [("AccessShareLock",)]
+    assert state() == before

@@ -1,0 +1,410 @@
+"""An Instance broken in one way at a time, and what inspect_health says of it."""
+
+import pytest
+from psycopg import sql
+
+LAPSED = "update live_job set lease_expires_at = clock_timestamp() - interval '2 min'"
+DUE = "update live_job set available_at = clock_timestamp() - interval '{}'"
+
+
+@pytest.fixture
+def health(observer):
+    """The findings, as (severity, finding, subject)."""
+
+    def health():
+        return [
+            row[:3]
+            for row in observer.rows(
+                "select severity, finding, subject from inspect_health()"
+            )
+        ]
+
+    return health
+
+
+@pytest.fixture
+def details(observer):
+    def details(finding):
+        return observer.row(
+            "select since, detail, remedy from inspect_health() where finding = %s",
+            finding,
+        )
+
+    return details
+
+
+def test_nothing_is_found_while_all_is_well(health, enqueue, claim, worker):
+    enqueue()
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    claim()
+
+    assert health() == []
+
+
+def test_every_finding_is_listed_once_with_words(observer):
+    rows = observer.rows(
+        "select finding, severity, meaning, remedy from health_finding"
+    )
+
+    assert len({row[0] for row in rows}) == len(rows)
+    assert {severity for _, severity, _, _ in rows} == {"critical", "warning", "notice"}
+    assert all(meaning and remedy for _, _, meaning, remedy in rows)
+
+
+OBJECTS = {
+    "drop index live_job_claimable_idx": (
+        "critical",
+        "index_unusable",
+        "index live_job_claimable_idx",
+    ),
+    "update pg_index set indisvalid = false"
+    " where indexrelid = 'attempt_failed_idx'::regclass": (
+        "critical",
+        "index_unusable",
+        "index attempt_failed_idx",
+    ),
+    "create or replace function _new_job_id(p_at timestamptz) returns uuid"
+    " language sql volatile as 'select gen_random_uuid()'": (
+        "critical",
+        "object_changed",
+        "function _new_job_id(timestamp with time zone)",
+    ),
+    "alter function claim(text, integer) reset search_path": (
+        "critical",
+        "object_changed",
+        "function claim(text,integer)",
+    ),
+    "alter function claim(text, integer) owner to current_role": (
+        "critical",
+        "object_changed",
+        "function claim(text,integer)",
+    ),
+    "drop trigger caller_is_published on caller": (
+        "critical",
+        "object_changed",
+        "trigger caller.caller_is_published",
+    ),
+    "alter table job set unlogged": ("critical", "object_changed", "table job"),
+    "drop view error_code": ("critical", "object_changed", "view error_code"),
+    "alter table job drop constraint job_producer_idempotency_key_key": (
+        "warning",
+        "constraint_missing",
+        "constraint job.job_producer_idempotency_key_key",
+    ),
+    "alter domain instant drop constraint instant_is_finite": (
+        "warning",
+        "constraint_missing",
+        "constraint instant.instant_is_finite",
+    ),
+    "create table note (t text)": ("warning", "object_stray", "table note"),
+    "revoke execute on function enqueue_many(jsonb) from {prefix}_producer": (
+        "critical",
+        "grant_missing",
+        "execute on enqueue_many(jsonb) to {prefix}_producer",
+    ),
+    "revoke usage on schema jobs_email from {prefix}_worker": (
+        "critical",
+        "grant_missing",
+        "usage on the schema to {prefix}_worker",
+    ),
+    "grant execute on function purge(timestamptz, integer) to stranger": (
+        "warning",
+        "grant_stray",
+        "execute on purge(timestamp with time zone,integer) to stranger",
+    ),
+    "grant select (payload) on job to {prefix}_observer": (
+        "warning",
+        "grant_stray",
+        "select on job.payload to {prefix}_observer",
+    ),
+    "grant update on live_job to public": (
+        "warning",
+        "grant_stray",
+        "update on live_job to public",
+    ),
+    "grant usage on type leased_job to public": (
+        "warning",
+        "grant_stray",
+        "usage on type leased_job to public",
+    ),
+    'revoke {prefix}_worker from "email-worker"': (
+        "critical",
+        "membership_missing",
+        "email-worker",
+    ),
+    "grant {prefix}_producer to stranger": (
+        "warning",
+        "membership_stray",
+        "stranger",
+    ),
+    "update caller set caller = 'nobody-of-that-name' where caller = 'operations'": (
+        "critical",
+        "role_missing",
+        "nobody-of-that-name",
+    ),
+    "alter table live_job set (autovacuum_enabled = off)": (
+        "critical",
+        "autovacuum_off",
+        "live_job",
+    ),
+    "truncate instance": ("critical", "not_configured", "instance"),
+    "insert into yoyo_lock values (1, clock_timestamp(), 4711)": (
+        "critical",
+        "migration_unfinished",
+        "yoyo_lock",
+    ),
+    "delete from _yoyo_migration where migration_id ~ '^0003'": (
+        "critical",
+        "migration_unfinished",
+        "installed_version",
+    ),
+}
+
+
+WITH_IT = {"index_unusable", "grant_missing", "grant_stray", "membership_stray"}
+
+
+@pytest.mark.parametrize("damage", OBJECTS)
+def test_each_damage_is_found_and_named(owner, connect, prefix, damage):
+    expected = tuple(word.format(prefix=prefix) for word in OBJECTS[damage])
+
+    # In a transaction: roles and their memberships belong to every test.
+    with owner.transaction(force_rollback=True):
+        owner.execute(damage.format(prefix=prefix))
+        found = owner.rows("select severity, finding, subject from inspect_health()")
+
+    assert expected in found
+    # What goes with a thing that is gone, or belongs to it, is found with it.
+    assert all(
+        finding in WITH_IT for row in found if row != expected for finding in row[1:2]
+    )
+
+
+def test_a_group_role_that_was_renamed_is_missed(owner, prefix):
+    with owner.transaction(force_rollback=True):
+        owner.execute(f"alter role {prefix}_worker rename to {prefix}_helper")
+        found = owner.rows("select finding, subject from inspect_health()")
+
+    assert ("role_missing", f"{prefix}_worker") in found
+    assert ("grant_missing", f"usage on the schema to {prefix}_worker") in found
+
+
+def test_a_queue_nobody_claims_from_is_silent(enqueue, owner, health, details):
+    enqueue()
+    owner.execute(DUE.format("2 min"))
+
+    assert health() == [("critical", "queue_silent", "email")]
+    assert details("queue_silent")["detail"].startswith("1 ready, the oldest for 00:02")
+
+
+def test_a_queue_whose_workers_lag_is_behind(enqueue, claim, owner, health):
+    enqueue()
+    enqueue()
+    claim()
+    owner.execute(DUE.format("9 min") + " where lease_owner is null")
+    assert health() == []
+    owner.execute(DUE.format("11 min") + " where lease_owner is null")
+
+    assert health() == [("warning", "queue_behind", "email")]
+
+
+def test_jobs_of_a_queue_that_is_not_declared_are_counted(enqueue, owner, health):
+    enqueue(queue="slow")
+    owner.execute("delete from queue where queue = 'slow'")
+
+    assert health() == [("warning", "queue_undeclared", "slow")]
+
+
+def test_leases_that_nobody_reclaims_pile_up(enqueue, claim, owner, health, details):
+    enqueue()
+    claim()
+    owner.execute(LAPSED)
+
+    assert health() == [("warning", "leases_expired", "email")]
+    assert details("leases_expired")["since"] == owner.value(
+        "select lease_expires_at from live_job"
+    )
+
+
+def test_a_queue_most_of_whose_jobs_fail_is_failing(enqueue, worker, health, details):
+    for _ in range(21):
+        enqueue()
+    worker.execute(
+        "select fail(job_id, lease_token, 'timeout', false) from claim('email', 19)"
+    )
+    assert health() == []
+    worker.execute(
+        "select fail(job_id, lease_token, 'refused', false) from claim('email', 1)"
+    )
+    worker.execute("select complete(job_id, lease_token) from claim('email', 1)")
+
+    assert health() == [("warning", "jobs_failing", "email")]
+    assert details("jobs_failing")["detail"] == ("20 of 21 failed; most often: timeout")
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_found"),
+    [
+        ("row exclusive", False),
+        ("share", True),
+        ("share row exclusive", True),
+        ("access exclusive", True),
+    ],
+)
+def test_a_table_that_a_session_locks_is_found_without_waiting(
+    owner, observer, enqueue, mode, is_found
+):
+    with owner.transaction():
+        owner.execute(f"lock table live_job in {mode} mode")
+        observer.execute("set lock_timeout = '1s'")
+        found = observer.rows("select finding, subject, detail from inspect_health()")
+
+    assert [row[:2] for row in found] == (
+        [("table_locked", f"session {owner.pid}")] if is_found else []
+    )
+    if found:
+        assert found[0][2].startswith("live_job is locked by postgres")
+
+
+@pytest.fixture
+def seeing(owner, prefix):
+    """Let the owner see since when transactions are open."""
+    owner.execute(f"grant pg_read_all_stats to {prefix}_owner")
+    yield
+    owner.execute(f"revoke pg_read_all_stats from {prefix}_owner")
+
+
+@pytest.fixture
+def burn():
+    """Use up transaction ids."""
+
+    def burn(session, count):
+        # Each block with a handler is a subtransaction, and takes an id as it writes.
+        session.execute(
+            sql.SQL(
+                "do $$ begin create temp table if not exists ash (n int);"
+                " for i in 1..{} loop begin insert into ash values (i);"
+                " exception when division_by_zero then null; end; end loop; end $$"
+            ).format(count)
+        )
+
+    return burn
+
+
+def test_an_old_snapshot_is_found_by_its_age_in_transactions(
+    owner, connect, health, details, burn
+):
+    holder = connect()
+    with holder.transaction():
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select from job")
+        burn(owner, 6000)
+        found, words = health(), details("snapshot_held")
+
+    assert found == [("warning", "snapshot_held", f"session {holder.pid}")]
+    assert words["since"] is None
+    assert words["detail"].startswith("by postgres, ")
+    assert words["detail"].endswith(" transactions old")
+
+
+def test_a_transaction_that_wrote_here_long_ago_is_found(
+    owner, connect, enqueue, worker, health, burn
+):
+    enqueue()
+    with worker.transaction():
+        worker.execute("select from claim('email')")
+        burn(owner, 1100)
+        found = health()
+
+    assert found == [("warning", "transaction_open", f"session {worker.pid}")]
+
+
+def test_a_prepared_transaction_is_found_by_its_name(owner, connect, enqueue, burn):
+    holder = connect()
+    job_id = enqueue()
+    holder.execute("begin; select from live_job for update")
+    holder.execute(f"prepare transaction 'old-{job_id}'")
+    try:
+        # Prepared a moment ago.
+        assert owner.rows("select finding from inspect_health()") == []
+    finally:
+        holder.execute(f"rollback prepared 'old-{job_id}'")
+
+
+def test_an_owner_that_may_see_them_judges_transactions_by_the_clock(
+    owner, connect, health, burn, seeing
+):
+    holder = connect()
+    with holder.transaction():
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select from job")
+        burn(owner, 6000)
+
+        # Old in transactions, young by the clock.
+        assert health() == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        (
+            "update job set created_at = clock_timestamp() + interval '1 min'",
+            "clock_went_back",
+        ),
+        (
+            "update attempt set ended_at = clock_timestamp() + interval '1 min'",
+            "clock_went_back",
+        ),
+        (
+            (
+                "update attempt set ended_at = clock_timestamp() - interval '2 days';"
+                "update instance set retention_seconds = 86400"
+            ),
+            "retention_overdue",
+        ),
+    ],
+)
+def test_times_that_cannot_be_right_are_found(
+    owner, enqueue, claim, worker, health, statement, finding
+):
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    owner.execute(statement)
+
+    assert [row[1] for row in health()] == [finding]
+
+
+def test_what_is_kept_for_less_than_its_retention_is_not_overdue(
+    owner, enqueue, claim, worker, health
+):
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    owner.execute(
+        "update attempt set ended_at = clock_timestamp() - interval '25 hours';"
+        "update instance set retention_seconds = 86400"
+    )
+
+    assert health() == []
+
+
+def test_findings_come_by_severity(owner, enqueue):
+    enqueue()
+    with owner.transaction(force_rollback=True):
+        owner.execute("create table note (t text)")
+        owner.execute("drop index live_job_claimable_idx")
+        found = owner.rows("select severity from inspect_health()")
+
+    assert found == [("critical",), ("warning",)]
+
+
+def test_the_seal_knows_every_object_and_no_grant_to_others(owner, prefix):
+    sealed = owner.rows("select kind, name, digest from installed_object order by 1, 2")
+
+    assert sealed == owner.rows("select * from _objects() order by 1, 2")
+    groups = {
+        f"{prefix}_{kind}" for kind in ("producer", "worker", "observer", "operator")
+    }
+    assert {
+        name.rsplit(" to ", 1)[1] for kind, name, _ in sealed if kind == "grant"
+    } == groups
