@@ -1,10 +1,12 @@
 """What operators run and what reviewers read are held to be the same schema."""
 
 import difflib
+import hashlib
 import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,10 +16,15 @@ import pytest
 from lenso_jobs._assets import asset_dir, sql_files
 from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import find_programs
-from lenso_jobs.operator import SetupReport, check, setup
+from lenso_jobs.operator import setup
 from lenso_jobs.operator._setup import bootstrap
 
 ROOT = Path(__file__).parents[2]
+MIGRATIONS = ROOT / "migrations"
+# What a tag has carried, by its SHA-256.
+RELEASED = {
+    "0001-initial": "f65ed92761bc6f18b7568ff94d25ce362930dfbd1a44d76c70212f897bc701c8",
+}
 YOYO_TABLES = ("_yoyo_log", "_yoyo_migration", "_yoyo_version", "yoyo_lock")
 
 
@@ -113,39 +120,10 @@ def test_a_migration_applied_twice_changes_nothing(new_database, dump, role_pref
 
     report = setup(of, conninfo)
 
-    assert report.migrations == ("0001-initial",)
+    assert list(report.migrations) == sorted(
+        path.stem for path in MIGRATIONS.glob("*.sql")
+    )
     assert difference(before, dump(conninfo)) == ""
-
-
-def test_a_restored_instance_works_and_check_finds_it_as_it_should_be(
-    new_database, tmp_path, role_prefix
-):
-    of = configuration(role_prefix)
-    source, target = new_database(), new_database(role_prefix)
-    setup(of, source)
-    with psycopg.connect(source, autocommit=True) as connection:
-        connection.execute("set role accounts")
-        connection.execute("select jobs_email.enqueue('email', 'send', '{}', 'k')")
-    saved = tmp_path / "saved.sql"
-    programs = find_programs()
-    subprocess.run(
-        [programs / "pg_dump", f"--dbname={source}", f"--file={saved}"], check=True
-    )
-    with psycopg.connect(source, autocommit=True) as connection:
-        connection.execute("drop schema jobs_email cascade")
-
-    subprocess.run(
-        [programs / "psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", saved, target],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-
-    assert check(of, target) == []
-    assert setup(of, target) == SetupReport((), configured=False)
-    with psycopg.connect(target, autocommit=True) as connection:
-        connection.execute('set role "email-worker"')
-        claimed = connection.execute("select * from jobs_email.claim('email')")
-        assert len(claimed.fetchall()) == 1
 
 
 def test_setup_run_again_finds_nothing_to_do(new_database, dump, role_prefix):
@@ -161,53 +139,46 @@ def test_setup_run_again_finds_nothing_to_do(new_database, dump, role_prefix):
     assert difference(before, dump(conninfo)) == ""
 
 
-def test_the_first_migration_is_sql_in_its_order():
-    text = b"".join(path.read_bytes() for path in sql_files())
+def test_a_released_migration_never_changes():
+    digests = {
+        name: hashlib.sha256((MIGRATIONS / f"{name}.sql").read_bytes()).hexdigest()
+        for name in RELEASED
+    }
 
-    assert (ROOT / "migrations" / "0001-initial.sql").read_bytes() == text
+    assert digests == RELEASED
+
+
+def test_every_migration_follows_the_one_before():
+    names = [path.stem for path in sorted(MIGRATIONS.glob("*.sql"))]
+
+    assert [name[:5] for name in names] == [f"{n + 1:04}-" for n in range(len(names))]
+    for before, name in pairwise(names):
+        first, *_ = (MIGRATIONS / f"{name}.sql").read_text().splitlines()
+        assert first == f"-- depends: {before}"
+
+
+def test_a_migration_in_a_transaction_opens_with_who_and_where_and_carries_whole_files():
+    opening = (ROOT / "sql" / "0_open.sql").read_text()
+    whole = [path.read_text() for path in sql_files()]
+
+    for path in sorted(MIGRATIONS.glob("*.sql"))[1:]:
+        text = path.read_text()
+        if "\n-- transactional: false\n" in text:
+            continue
+        _, rest = text.split("\n", 1)
+        assert rest.startswith(opening), path
+        # A later migration may have replaced what this one carries.
+        if path == max(MIGRATIONS.glob("*.sql")):
+            for each in whole:
+                rest = rest.replace(each, "")
+            assert not re.search(
+                r"^create or replace|^grant |^revoke |^\$\$", rest, re.MULTILINE
+            ), rest
 
 
 def test_no_file_of_a_migration_names_an_instance():
     for path in asset_dir("migrations").glob("*.sql"):
         assert "jobs_email" not in path.read_text(encoding="utf-8")
-
-
-def test_two_instances_of_one_database_do_not_see_each_other(new_database, role_prefix):
-    one, other = f"{role_prefix}a", f"{role_prefix}b"
-    conninfo = new_database(one)
-    setup(configuration(one, "jobs_a"), conninfo)
-    setup(configuration(other, "jobs_b"), conninfo)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("set role accounts")
-        job_id, _ = connection.execute(
-            "select * from jobs_a.enqueue('email', 'send', '{}', 'k')"
-        ).fetchone()
-        _, created = connection.execute(
-            "select * from jobs_b.enqueue('email', 'send', '{}', 'k')"
-        ).fetchone()
-        connection.execute('set role "email-worker"')
-
-        claimed = connection.execute(
-            "select job_id from jobs_b.claim('email', 10)"
-        ).fetchall()
-
-        assert created
-        assert len(claimed) == 1
-        assert claimed[0][0] != job_id
-        connection.execute("reset role")
-        paths = connection.execute(
-            "select distinct n.nspname, s from pg_proc as p"
-            " join pg_namespace as n on n.oid = p.pronamespace,"
-            " unnest(p.proconfig) as s"
-            " where n.nspname in ('jobs_a', 'jobs_b') and s like 'search_path=%'"
-        ).fetchall()
-        assert sorted(paths) == [
-            ("jobs_a", "search_path=jobs_a, pg_temp"),
-            ("jobs_b", "search_path=jobs_b, pg_temp"),
-        ]
-        connection.execute("drop schema jobs_b cascade")
-        for kind in ("owner", "producer", "worker", "observer", "operator"):
-            connection.execute(f"drop role {other}_{kind}")
 
 
 @pytest.mark.parametrize("schema", ["public", "other"])
@@ -246,48 +217,3 @@ def test_a_migration_outside_a_transaction_is_refused_before_it_makes_anything(
 
     assert caught.value.sqlstate == "LJ008"
     assert "psql: -1" in caught.value.diag.message_hint
-
-
-def test_a_database_owner_without_superuser_can_set_up(new_database, dump, role_prefix):
-    of = configuration(role_prefix)
-    name = f"{role_prefix}_dba"
-    conninfo = new_database(role_prefix)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(f"create role {name} login createrole")
-        connection.execute(f"alter database {connection.info.dbname} owner to {name}")
-    as_dba = psycopg.conninfo.make_conninfo(conninfo, user=name)
-    try:
-        # A caller that exists already may be somebody else's to grant; this one is new.
-        fresh = Configuration.from_json(
-            of.document()
-            .replace('"accounts"', f'"{role_prefix}_p"')
-            .replace('"email-worker"', f'"{role_prefix}_w"')
-        )
-
-        report = setup(fresh, as_dba)
-        again = setup(fresh, as_dba)
-
-        assert report.migrations == ("0001-initial",)
-        assert again.migrations == ()
-        assert dump(conninfo)
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            owners = connection.execute(
-                "select distinct pg_get_userbyid(relowner) from pg_class"
-                " where relnamespace = 'jobs_email'::regnamespace"
-            ).fetchall()
-            assert owners == [(f"{role_prefix}_owner",)]
-            connection.execute(f"set role {role_prefix}_p")
-            assert connection.execute(
-                "select created from jobs_email.enqueue('email', 'send', '{}', 'k')"
-            ).fetchone() == (True,)
-    finally:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute("drop schema jobs_email cascade")
-            connection.execute(
-                f"alter database {connection.info.dbname} owner to current_user"
-            )
-            connection.execute(f"drop role if exists {role_prefix}_p, {role_prefix}_w")
-            for kind in ("owner", "producer", "worker", "observer", "operator"):
-                connection.execute(f"drop role if exists {role_prefix}_{kind}")
-            connection.execute(f"drop owned by {name}")
-            connection.execute(f"drop role {name}")

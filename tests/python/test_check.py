@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from lenso_jobs.operator import OperatorError, check, setup
+from lenso_jobs.operator import OperatorError, check, configure, setup, upgrade
 
 DRIFT = {
     "drop index {index}": "index {index} is missing",
@@ -32,9 +32,58 @@ DRIFT = {
     "grant select on job to public": "table job differs",
     "grant select (payload) on job to {prefix}_observer": "column job.payload differs",
     "grant execute on function claim(text, integer) to stranger": "differs",
+    "grant select on live_job to stranger with grant option": "table live_job differs",
+    "grant usage on type leased_job to public": "type leased_job differs",
+    "revoke usage on schema jobs_email from {prefix}_worker": (
+        "schema jobs_email itself differs"
+    ),
     "revoke execute on function claim(text, integer) from {prefix}_worker": "differs",
-    "grant create on schema jobs_email to stranger": "schema the schema itself differs",
+    "grant create on schema jobs_email to stranger": "schema jobs_email itself differs",
     "alter table job alter column queue drop not null": "column job.queue differs",
+    "alter table live_job alter column max_attempts type bigint": (
+        "column live_job.max_attempts differs from this release: type"
+    ),
+    "alter table instance alter column notify set default false": (
+        "column instance.notify differs from this release: default"
+    ),
+    "alter table live_job drop column last_failure_code": (
+        "column live_job.last_failure_code is missing"
+    ),
+    "comment on table job is null": "table job differs",
+    "comment on column job.kind is 'x'": "column job.kind differs",
+    "update pg_index set indisvalid = false"
+    " where indexrelid = 'attempt_failed_idx'::regclass": (
+        "index attempt_failed_idx differs from this release: valid"
+    ),
+    "create index stray_idx on job (kind)": "index stray_idx is not part",
+    "alter index {index} set (fillfactor = 50)": "index {index} differs",
+    "drop trigger caller_is_published on caller": (
+        "trigger caller.caller_is_published is missing"
+    ),
+    "alter table queue disable trigger queue_is_published": (
+        "trigger queue.queue_is_published differs from this release: enabled"
+    ),
+    "create rule stray as on delete to operator_act do instead nothing": (
+        "rule operator_act.stray is not part"
+    ),
+    "create policy stray on job": "policy job.stray is not part",
+    "create or replace view error_code as select e.sqlstate, e.name, 'x'::text"
+    " as meaning from (values ('42501'::text, 'unauthorized'::text))"
+    " as e (sqlstate, name)": "view error_code differs",
+    "drop view installed_version; create view installed_version as select 3 as version,"
+    " 'x' as note": "view installed_version differs",
+    "drop function inspect(uuid); create function inspect(id uuid) returns text"
+    " language sql as 'select null'": "function inspect(uuid) differs",
+    "alter table caller drop constraint caller_pkey": (
+        "constraint caller.caller_pkey is missing"
+    ),
+    "alter table job add constraint stray check (kind <> 'x')": (
+        "constraint job.stray is not part"
+    ),
+    "alter table instance drop constraint instance_lease_seconds_in_range,"
+    " add constraint instance_lease_seconds_in_range check (lease_seconds > 0)": (
+        "constraint instance.instance_lease_seconds_in_range differs"
+    ),
     "alter table job drop constraint job_producer_idempotency_key_key": (
         "constraint job.job_producer_idempotency_key_key is missing"
     ),
@@ -60,10 +109,39 @@ DRIFT = {
     " values (gen_random_uuid(), clock_timestamp(), 0, 1, 'gone')": (
         "queue gone has live jobs and is not declared"
     ),
-    "delete from _yoyo_migration": "migration 0001-initial is pending",
+    "delete from _yoyo_migration": "migration 0001-initial is applied and not recorded",
+    "insert into yoyo_lock (locked, ctime, pid) values (1, localtimestamp, 7)": (
+        "process 7 holds the migration lock, or left it behind"
+    ),
+    "alter table _yoyo_log owner to postgres": "table _yoyo_log of the migration tool",
     "update _yoyo_migration set migration_id = '9999-later'": (
         "migration 9999-later is not part of this release"
     ),
+}
+
+
+# What no command mends by itself: another release, and jobs that somebody must decide on.
+BY_HAND = {
+    "update _yoyo_migration set migration_id = '9999-later'",
+    (
+        "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+        " values (gen_random_uuid(), clock_timestamp(), 0, 1, 'gone')"
+    ),
+}
+# What leaves the other breaks out of sight, or has no room beside them.
+ALONE = {
+    *BY_HAND,
+    "delete from _yoyo_migration",
+    "delete from instance",
+    "update instance set workers = '{{accounts}}'",
+    "drop index {index}",
+    "drop function complete(uuid, text)",
+    "alter function claim(text, integer) reset all",
+    "alter table live_job set unlogged",
+    "create table stray (n integer)",
+    "create materialized view stray as select 1 as n",
+    "create sequence stray",
+    "create type stray as (n integer)",
 }
 
 
@@ -81,7 +159,7 @@ def test_a_sound_instance_has_no_findings(found):
     assert found() == []
 
 
-@pytest.mark.parametrize("statement", DRIFT)
+@pytest.mark.parametrize("statement", sorted(ALONE))
 def test_check_finds(statement, found, owner, prefix):
     index = owner.value(
         "select indexrelid::regclass::text from pg_index"
@@ -95,6 +173,105 @@ def test_check_finds(statement, found, owner, prefix):
     assert any(DRIFT[statement].format(**names) in what for what in findings), findings
 
 
+@pytest.fixture
+def mend():
+    """Do what check says, until it says nothing more; answers what it said."""
+
+    def mend(of, conninfo):
+        said = []
+        for _ in range(3):
+            findings = check(of, conninfo)
+            said += findings
+            for remedy in dict.fromkeys(finding.remedy for finding in findings):
+                carry_out(remedy, of, conninfo)
+            if not findings:
+                return said
+        raise AssertionError(findings)
+
+    return mend
+
+
+def carry_out(remedy, of, conninfo):
+    options = {
+        "repair_too": "--repair" in remedy,
+        "break_lock": "--break-lock" in remedy,
+    }
+    if remedy.startswith("lenso-jobs upgrade"):
+        upgrade(of, conninfo, **options)
+    elif remedy.startswith("lenso-jobs configure"):
+        configure(of, conninfo)
+    else:
+        assert not remedy.startswith("lenso-jobs"), remedy
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(remedy)
+
+
+@pytest.fixture
+def broken(new_instance, postgresql_server):
+    """An Instance of its own with a job in it, broken by statements of DRIFT."""
+
+    def broken(*statements):
+        configuration, conninfo = new_instance()
+        setup(configuration, conninfo)
+        with psycopg.connect(
+            conninfo, autocommit=True, options="-c search_path=jobs_email"
+        ) as connection:
+            connection.execute("set role accounts")
+            connection.execute("select enqueue('email', 'send', '{}', 'k')")
+            connection.execute("reset role")
+            for statement in statements:
+                names = {"index": "live_job_claimable_idx"}
+                connection.execute(
+                    statement.format(prefix=configuration.prefix, **names)
+                )
+        return configuration, conninfo
+
+    return broken
+
+
+def test_what_check_prints_mends_an_instance_broken_in_forty_ways(broken, mend):
+    together = [statement for statement in DRIFT if statement not in ALONE]
+    configuration, conninfo = broken(*together)
+
+    said = "\n".join(finding.what for finding in mend(configuration, conninfo))
+
+    assert len(together) >= 40
+    for statement in together:
+        assert DRIFT[statement].format(index="live_job_claimable_idx") in said
+    assert claims(conninfo)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", DRIFT.keys() - BY_HAND)
+def test_what_check_prints_mends(statement, broken, mend):
+    configuration, conninfo = broken(statement)
+
+    said = mend(configuration, conninfo)
+
+    assert said
+    assert claims(conninfo)
+
+
+def claims(conninfo):
+    """Claim the one job there is, as a worker would."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute('set role "email-worker"')
+        cursor = connection.execute("select kind from jobs_email.claim('email')")
+        return cursor.fetchall() == [("send",)]
+
+
+def test_what_has_no_command_says_what_to_do(configuration, conninfo, owner):
+    owner.execute(
+        "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+        " values (gen_random_uuid(), clock_timestamp(), 0, 1, 'gone')"
+    )
+
+    (finding,) = check(configuration(), conninfo)
+
+    assert finding.what == "queue gone has live jobs and is not declared: 1"
+    assert "run: lenso-jobs configure" in finding.remedy
+
+
 @pytest.mark.parametrize("kind", ["owner", "operator"])
 def test_check_finds_a_caller_that_may_do_more_than_callers_may(
     kind, found, owner, prefix
@@ -105,7 +282,7 @@ def test_check_finds_a_caller_that_may_do_more_than_callers_may(
     finally:
         owner.execute(f'revoke "{prefix}_{kind}" from operations')
 
-    assert findings == [f"caller operations is a member of {prefix}_{kind}"]
+    assert f"caller operations is a member of {prefix}_{kind}" in findings
 
 
 def test_options_set_away_and_back_are_no_difference(found, owner):
@@ -119,7 +296,7 @@ def test_check_finds_an_edited_function(found, owner):
     definition = owner.value("select pg_get_functiondef('_caller()'::regprocedure)")
     owner.execute(definition.replace("coalesce", "greatest"))
 
-    assert found() == ["function _caller() differs from this release"]
+    assert found() == ["function _caller() differs from this release: definition"]
 
 
 def test_every_finding_says_what_mends_it(configuration, conninfo, owner):
@@ -232,6 +409,53 @@ def test_check_finds_a_group_role_that_is_a_superuser(instance):
     findings = instance("alter role {p}_operator superuser")
 
     assert findings == [f"role {instance.prefix}_operator is a superuser"]
+
+
+ROLES = {
+    "alter role {p}_worker rename to {p}_renamed": "it seems to be {p}_renamed now",
+    "alter role {p}_owner rename to {p}_renamed": "it seems to be {p}_renamed now",
+    "drop owned by {p}_observer; drop role {p}_observer": "{p}_observer does not exist",
+    "alter role {c} rename to {c}_new": "it seems to be {c}_new now",
+    "drop role {c}": "role {c} is no member of {p}_worker",
+    "revoke {p}_worker from {c}": "role {c} is no member of {p}_worker",
+    "grant {p}_producer to {c}": "{c} is a member of {p}_producer and not in the document",
+    "grant {p}_operator to {c}": "caller {c} is a member of {p}_operator",
+    "grant {p}_owner to {p}_worker": "role {p}_worker is a member of {p}_owner",
+    "alter role {c} superuser": "caller {c} is a superuser",
+    "alter role {p}_producer login": "role {p}_producer can log in",
+    "alter role {p}_owner superuser": "role {p}_owner is a superuser",
+}
+
+
+@pytest.mark.parametrize(
+    "statements", [list(ROLES)[:1], list(ROLES)[4:5], list(ROLES)[6:]], ids=len
+)
+def test_what_check_prints_mends_the_roles(statements, new_instance, role, mend):
+    mends_the_roles(statements, new_instance, role, mend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", ROLES)
+def test_what_check_prints_mends_a_role(statement, new_instance, role, mend):
+    mends_the_roles([statement], new_instance, role, mend)
+
+
+def mends_the_roles(statements, new_instance, role, mend):
+    caller = role()
+    configuration, conninfo = new_instance(worker_instances=["email-worker", caller])
+    setup(configuration, conninfo)
+    names = {"p": configuration.prefix, "c": caller}
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.format(**names))
+
+    said = " | ".join(finding.what for finding in mend(configuration, conninfo))
+
+    for statement in statements:
+        assert ROLES[statement].format(**names) in said
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"set role {caller}")
+        assert connection.execute("select jobs_email.claim('email')").fetchall() == []
 
 
 # What cannot be told.

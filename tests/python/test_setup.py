@@ -2,22 +2,29 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partialmethod
 from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from yoyo.backends.base import DatabaseBackend
 
-from lenso_jobs import Configuration, InvalidArgument, Jobs, Unauthorized
+from lenso_jobs import (
+    Configuration,
+    InvalidArgument,
+    InvalidQueue,
+    Jobs,
+    Unauthorized,
+)
 from lenso_jobs.operator import (
     OperatorError,
     SetupReport,
+    _migrations,
     check,
     configure,
+    find_changes,
     setup,
+    upgrade,
 )
 
 
@@ -117,7 +124,7 @@ def test_an_operator_waits_for_another_one_at_work(act, new_instance, background
         deadline = time.monotonic() + 20
         while not other.execute(
             "select from pg_stat_activity where datname = current_database()"
-            " and pg_backend_pid() = any (pg_blocking_pids(pid))"
+            " and application_name = 'lenso-jobs' and query ~ 'pg_try_advisory_lock'"
         ).fetchall():
             assert not waiting.done(), "nobody waited"
             assert time.monotonic() < deadline
@@ -140,22 +147,6 @@ def test_everything_in_the_schema_belongs_to_the_owner(new_instance, rows):
         conninfo,
         "select count(*) from pg_class where relnamespace = 'public'::regnamespace",
     ) == [(0,)]
-
-
-def test_two_instances_live_side_by_side_in_one_database(
-    new_instance, document, fresh_prefix, new_database
-):
-    configuration, conninfo = new_instance()
-    other_prefix = f"{fresh_prefix}_b"
-    new_database(other_prefix)  # so that its roles are dropped too
-    other = Configuration.from_json(
-        document(schema="jobs_other", role_prefix=other_prefix)
-    )
-
-    setup(configuration, conninfo)
-    setup(other, conninfo)
-
-    assert check(configuration, conninfo) == check(other, conninfo) == []
 
 
 def test_setup_refuses_the_group_roles_of_another_database(new_instance, new_database):
@@ -199,15 +190,6 @@ def test_setup_refuses_a_superuser_as_a_caller(new_instance, role):
         setup(configuration, conninfo)
 
 
-@pytest.mark.parametrize("schema", ["order", "default", "user"])
-def test_a_schema_may_be_named_like_a_word_of_sql(schema, new_instance):
-    configuration, conninfo = new_instance(schema=schema)
-
-    setup(configuration, conninfo)
-
-    assert check(configuration, conninfo) == []
-
-
 def test_a_database_may_have_any_name(new_instance):
     configuration, conninfo = new_instance()
     name = f"a#b%41 c/d?e=f&g'\"{uuid4().hex[:6]}"
@@ -246,7 +228,7 @@ def test_options_in_the_url_are_kept(new_instance, rows):
 
 @pytest.fixture
 def locked(new_instance, monkeypatch):
-    """An Instance whose set-up was killed once, and no patience with its lock."""
+    """An Instance with a lock of the migration tool's, and no patience with it."""
     configuration, conninfo = new_instance()
     setup(configuration, conninfo)
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -254,36 +236,48 @@ def locked(new_instance, monkeypatch):
             "insert into jobs_email.yoyo_lock (locked, ctime, pid)"
             " values (1, localtimestamp, 999999)"
         )
-    monkeypatch.setattr(
-        DatabaseBackend, "lock", partialmethod(DatabaseBackend.lock, timeout=0.05)
-    )
+    monkeypatch.setattr(_migrations, "LOCK_SECONDS", 0.05)
     return configuration, conninfo
 
 
-def test_a_stale_lock_is_told_with_the_way_to_break_it(locked):
-    with pytest.raises(OperatorError, match="lenso-jobs setup --break-lock"):
-        setup(*locked)
+@pytest.fixture
+def bystander(locked):
+    """A session that could have taken the lock."""
+    with psycopg.connect(locked[1], autocommit=True) as session:
+        yield session
 
 
-def test_breaking_the_lock_finishes_the_setup(locked):
+@pytest.mark.parametrize("act", [setup, upgrade])
+def test_a_lock_that_may_be_somebody_s_is_told_with_the_way_to_break_it(
+    act, locked, bystander
+):
+    with pytest.raises(OperatorError, match=r"999999.*lenso-jobs setup --break-lock"):
+        act(*locked)
+
+
+def test_breaking_the_lock_finishes_the_setup(locked, bystander):
     report = setup(*locked, break_lock=True)
 
     assert report == SetupReport(migrations=(), configured=False)
     assert setup(*locked) == report
 
 
+def test_a_lock_that_nobody_can_hold_is_removed_and_told_of(locked):
+    said = []
+
+    report = setup(*locked, say=said.append)
+
+    assert report == SetupReport(migrations=(), configured=False)
+    assert said == ["removed the migration lock that process 999999 left behind"]
+
+
+def test_callers_connected_meanwhile_do_not_keep_a_stale_lock(locked, role):
+    configuration, conninfo = locked
+    with psycopg.connect(make_conninfo(conninfo, user=role())):
+        assert setup(configuration, conninfo).migrations == ()
+
+
 # A set-up without a superuser.
-
-
-@pytest.fixture
-def unprivileged(role, new_instance):
-    """A database owner that may create roles, and nothing else."""
-    dba = role("login createrole")
-    configuration, conninfo = new_instance()
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        dbname = conninfo_to_dict(conninfo)["dbname"]
-        connection.execute(f"alter database {dbname} owner to {dba}")
-    return configuration, make_conninfo(conninfo, user=dba)
 
 
 def test_a_database_owner_with_createrole_sets_up_and_checks(unprivileged):
@@ -425,6 +419,100 @@ def test_a_queue_with_live_jobs_is_not_dropped_and_memberships_stay_as_they_were
     assert refused == before
     assert ended is True
     assert check(change, conninfo) == []
+
+
+def test_a_queue_with_live_jobs_is_dropped_on_request_and_its_jobs_wait(
+    new_instance, changed
+):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    fewer = changed(queues=["email"])
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        jobs = Jobs(connection, "jobs_email", caller="accounts")
+        worker = Jobs(connection, "jobs_email", caller="email-worker")
+        held, waiting = (
+            jobs.enqueue("slow", "send", {}, idempotency_key=key).job_id for key in "ab"
+        )
+        (lease,) = worker.claim("slow")
+
+        with pytest.raises(InvalidArgument, match=r"slow \(2\)") as refused:
+            configure(fewer, conninfo)
+        dropped = configure(fewer, conninfo, drop_queues=True)
+        with pytest.raises(InvalidQueue):
+            worker.claim("slow")
+        worker.complete(lease)
+        again = configure(changed(queues=["email", "other"]), conninfo)
+        configure(configuration, conninfo)
+        (found,) = worker.claim("slow")
+
+    assert "--drop-queues" in refused.value.hint
+    assert dropped
+    assert again
+    assert lease.job_id == held
+    assert found.job_id == waiting
+
+
+def test_what_configure_would_change_is_said_beforehand(
+    role, new_instance, changed, rows
+):
+    old, new = role(), role()
+    configuration, conninfo = new_instance(worker_instances=["email-worker", old])
+    setup(configuration, conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        jobs = Jobs(connection, "jobs_email", caller="accounts")
+        jobs.enqueue("slow", "send", {}, idempotency_key="key")
+    change = changed(
+        lease_seconds=31,
+        retention_seconds=60,
+        queues=["email", "new"],
+        worker_instances=["email-worker", new, f"{new}_made"],
+        producer_instances=["accounts", "organization", "email-worker"],
+    )
+
+    told = find_changes(change, conninfo)
+
+    group = f"{configuration.prefix}_worker"
+    assert told.roles == (
+        f"role {new}_made is created, without login",
+        f"email-worker becomes a member of {configuration.prefix}_producer",
+        f"{new} becomes a member of {group}",
+        f"{new}_made becomes a member of {group}",
+        f"{old} is no longer a member of {group}",
+    )
+    assert told.stored == (
+        "lease_seconds changes from 30 to 31",
+        "retention_seconds changes from none to 60",
+        "queue new is declared",
+        "queue slow is dropped (live jobs: 1; refused without --drop-queues)",
+        "caller email-worker changes from worker to producer and worker",
+        *sorted(
+            [
+                f"caller {new} is declared as worker",
+                f"caller {new}_made is declared as worker",
+                f"caller {old} is dropped",
+            ]
+        ),
+    )
+    assert rows(conninfo, "select to_regrole(%s)", f"{new}_made") == [(None,)]
+    configure(change, conninfo, drop_queues=True)
+    assert not find_changes(change, conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"drop role {new}_made")
+
+
+def test_a_membership_that_another_operator_gave_is_taken_back_too(
+    unprivileged, changed, conninfo, members
+):
+    configuration, as_dba = unprivileged
+    setup(configuration, as_dba)
+    superuser = conninfo_to_dict(conninfo)["user"]
+
+    configure(
+        changed(worker_instances=["spare-worker"]),
+        make_conninfo(as_dba, user=superuser),
+    )
+
+    assert ("worker", "email-worker") not in members(configuration, as_dba)
 
 
 def test_configure_where_nothing_is_set_up_leaves_nothing_behind(new_instance, rows):

@@ -22,10 +22,13 @@ def setup(
 ) -> None:
     """Make the schema, its roles and grants, apply the migrations, store the document.
 
-    Safe to run again; two at once wait for each other.
+    Safe to run again; two at once wait for each other. Killed at any point, the next
+    run finishes the work. `lenso-jobs plan setup` prints the SQL beforehand.
     """
     configuration, conninfo = _options.load(config, secrets_dir)
-    report = set_up(configuration, conninfo, break_lock=break_lock)
+    report = set_up(
+        configuration, conninfo, break_lock=break_lock, say=_render.say_aside
+    )
     if json:
         _render.as_json(
             {"migrations": report.migrations, "configured": report.configured}

@@ -1,6 +1,33 @@
-"""What operators do to an Instance: set it up, configure it, check it for drift."""
+"""What operators do to an Instance, from setting it up to taking it down."""
 
+from lenso_jobs.operator._changes import Changes
 from lenso_jobs.operator._check import Finding, check
-from lenso_jobs.operator._setup import OperatorError, SetupReport, configure, setup
+from lenso_jobs.operator._plan import Part, Plan, find_changes, plan
+from lenso_jobs.operator._session import OperatorError
+from lenso_jobs.operator._setup import (
+    SetupReport,
+    UpgradeReport,
+    configure,
+    setup,
+    upgrade,
+)
+from lenso_jobs.operator._uninstall import Removal, survey, uninstall
 
-__all__ = ["Finding", "OperatorError", "SetupReport", "check", "configure", "setup"]
+__all__ = [
+    "Changes",
+    "Finding",
+    "OperatorError",
+    "Part",
+    "Plan",
+    "Removal",
+    "SetupReport",
+    "UpgradeReport",
+    "check",
+    "configure",
+    "find_changes",
+    "plan",
+    "setup",
+    "survey",
+    "uninstall",
+    "upgrade",
+]

@@ -1,100 +1,42 @@
-"""Finding what differs between an Instance, this release, and its document.
-
-The release is loaded beside the Instance, into a schema of the same owner, inside a
-transaction that is rolled back; the server itself then describes both, so that nothing
-is compared across versions or notations.
-"""
+"""Finding what differs between an Instance, this release, and its document."""
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from lenso_jobs._assets import asset_dir, sql_files
-from lenso_jobs.operator._setup import OperatorError, connected
+from lenso_jobs.operator._changes import (
+    KINDS,
+    MEMBERS,
+    declared,
+    policy,
+    stored_callers,
+)
+from lenso_jobs.operator._differences import REPAIR, differences
+from lenso_jobs.operator._migrations import (
+    YOYO_TABLES,
+    installed_version,
+    recorded,
+    released,
+)
+from lenso_jobs.operator._session import (
+    OperatorError,
+    connected,
+    holds,
+    schema_exists,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lenso_jobs.config import Configuration
 
-Described = dict[tuple[str, str], str]
-
-_DESCRIBE = """
-select 'function', p.oid::regprocedure::text,
-    concat_ws(E'\n', pg_get_functiondef(p.oid), pg_get_userbyid(p.proowner),
-        array(select a::text from unnest(p.proacl) as a order by 1),
-        obj_description(p.oid, 'pg_proc'))
-from pg_proc as p
-where p.pronamespace = %(schema)s::regnamespace
-union all
-select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
-        when 'c' then 'type' else 'table' end,
-    c.relname,
-    concat_ws(E'\n', array(select o from unnest(c.reloptions) as o order by 1),
-        pg_get_userbyid(c.relowner),
-        array(select a::text from unnest(coalesce(c.relacl, acldefault(
-            case c.relkind when 'S' then 's' else 'r' end::"char", c.relowner)))
-            as a order by 1),
-        c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
-        case c.relkind when 'v' then pg_get_viewdef(c.oid) end,
-        obj_description(c.oid, 'pg_class'))
-from pg_class as c
-where c.relnamespace = %(schema)s::regnamespace
-    and c.relkind in ('r', 'v', 'S', 'c', 'm', 'p', 'f')
-    and c.relname !~ '^_?yoyo_'
-union all
-select 'column', c.relname || '.' || a.attname,
-    concat_ws(E'\n', a.attnum, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-        a.attidentity, a.attcollation::regcollation,
-        array(select g::text from unnest(a.attacl) as g order by 1),
-        pg_get_expr(d.adbin, d.adrelid), col_description(c.oid, a.attnum))
-from pg_class as c
-join pg_attribute as a on a.attrelid = c.oid
-left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
-where c.relnamespace = %(schema)s::regnamespace and c.relkind in ('r', 'v', 'c')
-    and a.attnum > 0 and not a.attisdropped and c.relname !~ '^_?yoyo_'
-union all
-select 'constraint', coalesce(c.relname, t.typname) || '.' || k.conname,
-    concat_ws(E'\n', pg_get_constraintdef(k.oid), k.convalidated)
-from pg_constraint as k
-left join pg_class as c on c.oid = k.conrelid
-left join pg_type as t on t.oid = k.contypid
-where k.connamespace = %(schema)s::regnamespace
-    and coalesce(c.relname, t.typname) !~ '^_?yoyo_'
-union all
-select 'index', c.relname,
-    concat_ws(E'\n', pg_get_indexdef(c.oid), i.indisvalid,
-        array(select o from unnest(c.reloptions) as o order by 1))
-from pg_class as c
-join pg_index as i on i.indexrelid = c.oid
-join pg_class as r on r.oid = i.indrelid
-where c.relnamespace = %(schema)s::regnamespace and r.relname !~ '^_?yoyo_'
-union all
-select 'trigger', c.relname || '.' || g.tgname,
-    concat_ws(E'\n', pg_get_triggerdef(g.oid), g.tgenabled)
-from pg_trigger as g
-join pg_class as c on c.oid = g.tgrelid
-where c.relnamespace = %(schema)s::regnamespace and not g.tgisinternal
-union all
-select 'domain', t.typname,
-    concat_ws(E'\n', format_type(t.typbasetype, t.typtypmod), t.typnotnull,
-        t.typcollation::regcollation, pg_get_userbyid(t.typowner),
-        array(select a::text from unnest(t.typacl) as a order by 1),
-        obj_description(t.oid, 'pg_type'))
-from pg_type as t
-where t.typnamespace = %(schema)s::regnamespace and t.typtype = 'd'
-union all
-select 'schema', 'the schema itself',
-    concat_ws(E'\n', pg_get_userbyid(n.nspowner),
-        array(select a::text from unnest(n.nspacl) as a order by 1))
-from pg_namespace as n
-where n.oid = %(schema)s::regnamespace
-"""
+_SETUP = "lenso-jobs setup"
+_UPGRADE = "lenso-jobs upgrade"
+_CONFIGURE = "lenso-jobs configure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,139 +45,137 @@ class Finding:
 
     what: str
     remedy: str
+    """A command of lenso-jobs, with the same document; else SQL, as the owner."""
 
 
 def check(configuration: Configuration, conninfo: str) -> list[Finding]:
     """List every difference; none means the Instance is as release and document say.
 
-    Changes nothing.
+    Changes nothing. Where migrations are pending, or a group role is missing, what the
+    objects should be cannot be told, and is not.
 
     Raises:
         OperatorError: The Instance is missing, or the role may not look.
         psycopg.Error: The server cannot be reached.
     """
+    schema = configuration.schema_
     with connected(conninfo) as connection:
-        if not _exists(connection, configuration.schema_):
+        if not schema_exists(connection, schema):
             raise OperatorError(
-                f"schema {configuration.schema_} does not exist; run: lenso-jobs setup"
+                f"schema {schema} does not exist; run: lenso-jobs setup"
+            )
+        if not holds(connection, schema, "instance") and not recorded(
+            connection, schema
+        ):
+            raise OperatorError(
+                f"schema {schema} holds no whole Instance; run: lenso-jobs setup"
             )
         try:
             with connection.transaction(force_rollback=True):
                 connection.execute("set local lock_timeout = '5s'")
-                return [
-                    *_pending(connection, configuration),
-                    *_drift(connection, configuration),
-                    *_policy(connection, configuration),
-                    *_roles(connection, configuration),
-                    *_powers(connection, configuration),
-                ]
+                return _findings(connection, configuration)
         except psycopg.errors.InsufficientPrivilege as error:
             raise OperatorError(
                 f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
                 "the Instance and may create a schema in the database"
             ) from None
-        except psycopg.errors.UndefinedTable:
-            raise OperatorError(
-                f"schema {configuration.schema_} holds no whole Instance; "
-                "run: lenso-jobs setup"
-            ) from None
 
 
-def _exists(connection: psycopg.Connection[Any], schema: str) -> bool:
-    found = connection.execute(
-        "select from pg_namespace where nspname = %s", (schema,)
-    ).fetchone()
-    return found is not None
-
-
-def _pending(
+def _findings(
     connection: psycopg.Connection[Any], configuration: Configuration
-) -> Iterator[Finding]:
-    statement = sql.SQL("select migration_id from {}._yoyo_migration").format(
-        sql.Identifier(configuration.schema_)
-    )
-    applied = {name for (name,) in connection.execute(statement)}
-    known = {path.stem for path in asset_dir("migrations").glob("*.sql")}
-    for name in sorted(known - applied):
-        yield Finding(f"migration {name} is pending", "lenso-jobs setup")
-    for name in sorted(applied - known):
+) -> list[Finding]:
+    schema = configuration.schema_
+    groups = [*_groups(connection, configuration)]
+    versions = [*_versions(connection, schema)]
+    found = list(versions)
+    if not groups:
+        found += _bookkeeping(connection, configuration)
+    if not versions and not groups:
+        # What a repair leaves comes first: it may be in the way of one.
+        found += sorted(
+            (
+                Finding(what, remedy)
+                for difference in differences(connection, schema)
+                for what, remedy in difference.findings()
+            ),
+            key=lambda finding: finding.remedy == REPAIR,
+        )
+    # The tables may be what is missing.
+    connection.execute("savepoint policy")
+    try:
+        found += _policy(connection, configuration)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        connection.execute("rollback to savepoint policy")
+    return [
+        *found,
+        *groups,
+        *_members(connection, configuration),
+        *_powers(connection, configuration),
+    ]
+
+
+def _versions(connection: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
+    known = released()
+    has = recorded(connection, schema)
+    version = installed_version(connection, schema)
+    for each in known:
+        if each.name not in has:
+            state = "applied and not recorded" if each.number <= version else "pending"
+            yield Finding(f"migration {each.name} is {state}", _UPGRADE)
+    strange = sorted(has - {each.name for each in known})
+    for name in strange:
         yield Finding(
             f"migration {name} is not part of this release",
             "install the release that applied it",
         )
+    if not strange and version > known[-1].number:
+        yield Finding(
+            f"version {version} is newer than this release",
+            "install the release that made it",
+        )
 
 
-def _drift(
+def _bookkeeping(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
     schema = configuration.schema_
-    actual = _describe(connection, schema)
-    owner = actual["schema", "the schema itself"].split("\n")[0]
-    reference = f"lenso_jobs_check_{secrets.token_hex(8)}"
-    with connection.transaction(force_rollback=True):
-        connection.execute(
-            sql.SQL("create schema {} authorization {}").format(
-                sql.Identifier(reference), sql.Identifier(owner)
+    if holds(connection, schema, "yoyo_lock"):
+        for (pid,) in connection.execute(
+            sql.SQL("select pid from {}.yoyo_lock").format(sql.Identifier(schema))
+        ).fetchall():
+            yield Finding(
+                f"process {pid} holds the migration lock, or left it behind",
+                f"{_UPGRADE} --break-lock",
             )
-        )
-        connection.execute("select set_config('search_path', %s, true)", (reference,))
-        for path in sql_files():
-            connection.execute(path.read_bytes())
-        expected = {
-            key: what.replace(reference, schema)
-            for key, what in _describe(connection, reference).items()
-        }
-
-    remedy = f"restore what {asset_dir('sql')} says of it, as the owner"
-    for kind, name in sorted(expected.keys() - actual.keys()):
-        yield Finding(f"{kind} {name} is missing", remedy)
-    for kind, name in sorted(actual.keys() - expected.keys()):
+    for name, owner in connection.execute(
+        "select c.relname, pg_get_userbyid(c.relowner) from pg_class as c"
+        " join pg_namespace as n on n.oid = c.relnamespace"
+        " where n.nspname = %s and c.relname = any (%s)"
+        " and pg_get_userbyid(c.relowner) <> %s order by 1",
+        (schema, list(YOYO_TABLES), configuration.owner),
+    ).fetchall():
         yield Finding(
-            f"{kind} {name} is not part of this release",
-            "drop it, or move it elsewhere",
+            f"table {name} of the migration tool belongs to {owner}",
+            _sql(
+                "alter table {} owner to {}",
+                (schema, name),
+                configuration.owner,
+            ),
         )
-    for kind, name in sorted(actual.keys() & expected.keys()):
-        # A schema named like a word of SQL is quoted where the other is not.
-        found, wanted = (
-            each[kind, name].replace(f'"{schema}"', schema)
-            for each in (actual, expected)
-        )
-        if found != wanted:
-            yield Finding(f"{kind} {name} differs from this release", remedy)
-
-
-def _describe(connection: psycopg.Connection[Any], schema: str) -> Described:
-    connection.execute("select set_config('search_path', %s, true)", (schema,))
-    rows = connection.execute(_DESCRIBE, {"schema": schema}).fetchall()
-    return {(kind, name): what for kind, name, what in rows}
 
 
 def _policy(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
-    connection.execute(
-        "select set_config('search_path', %s, true)", (configuration.schema_,)
-    )
-    stored = connection.execute(
-        "select lease_seconds, retry_base_seconds, retry_max_seconds, retry_jitter,"
-        " notify, retention_seconds from instance"
-    ).fetchone()
-    remedy = "lenso-jobs configure"
-    if stored is None:
-        yield Finding("no configuration is stored", remedy)
+    schema = configuration.schema_
+    connection.execute("select set_config('search_path', %s, true)", (schema,))
+    if connection.execute("select from instance").fetchone() is None:
+        yield Finding("no configuration is stored", _CONFIGURE)
         return
-    names = (
-        "lease_seconds",
-        "retry_base_seconds",
-        "retry_max_seconds",
-        "retry_jitter",
-        "notify",
-        "retention_seconds",
-    )
-    for name, value in zip(names, stored, strict=True):
+    for name, value in policy(connection, schema).items():
         wanted = getattr(configuration, name)
         if value != wanted:
-            yield Finding(f"{name} is {value}, the document says {wanted}", remedy)
+            yield Finding(f"{name} is {value}, the document says {wanted}", _CONFIGURE)
 
     copied = connection.execute(
         "select array(select unnest(queues) order by 1),"
@@ -249,87 +189,157 @@ def _policy(
     if copied and copied[:3] != copied[3:]:
         yield Finding(
             "what instance repeats of the tables queue and caller is not what they hold",
-            "update queue set queue = queue, as the owner: a trigger copies all of it",
-        )
-
-    stranded = connection.execute(
-        "select distinct l.queue from live_job as l"
-        " where l.queue not in (select q.queue from queue as q)"
-    )
-    for (name,) in stranded:
-        yield Finding(
-            f"queue {name} has live jobs and is not declared",
-            "declare it until its jobs have ended, and run lenso-jobs configure",
+            # A trigger copies all of it.
+            _sql("update {} set queue = queue", (schema, "queue")),
         )
 
     queues = {name for (name,) in connection.execute("select queue from queue")}
     for name in sorted(queues ^ set(configuration.queues)):
         state = "is not in the document" if name in queues else "is not declared"
-        yield Finding(f"queue {name} {state}", remedy)
-
-    callers: set[tuple[Any, ...]] = {
-        (name, *kinds)
-        for name, *kinds in connection.execute(
-            "select caller, is_producer, is_worker, is_observer from caller"
+        yield Finding(f"queue {name} {state}", _CONFIGURE)
+    stranded = connection.execute(
+        "select l.queue, count(*) from live_job as l"
+        " where l.queue <> all (%s) group by 1 order by 1",
+        (sorted(queues | set(configuration.queues)),),
+    )
+    for name, count in stranded:
+        yield Finding(
+            f"queue {name} has live jobs and is not declared: {count}",
+            f"declare it in the document until they have ended, and run: {_CONFIGURE}",
         )
-    }
-    declared: set[tuple[Any, ...]] = {
-        (name, *(name in held for held in configuration.callers.values()))
-        for names in configuration.callers.values()
-        for name in names
-    }
-    for name in sorted({caller[0] for caller in callers ^ declared}):
-        yield Finding(f"caller {name} is not declared as the document has it", remedy)
+
+    stored, wanted_callers = (
+        stored_callers(connection, schema),
+        declared(configuration),
+    )
+    for name in sorted(stored.keys() | wanted_callers.keys()):
+        if stored.get(name) != wanted_callers.get(name):
+            yield Finding(
+                f"caller {name} is not declared as the document has it", _CONFIGURE
+            )
 
 
-def _roles(
+def _groups(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
-    for kind in ("owner", "producer", "worker", "observer", "operator"):
+    """Find group roles that are missing, renamed, or more than groups."""
+    for kind in KINDS:
         group = f"{configuration.prefix}_{kind}"
         row = connection.execute(
             "select rolcanlogin, rolsuper from pg_roles where rolname = %s", (group,)
         ).fetchone()
         if row is None:
-            yield Finding(f"role {group} does not exist", "lenso-jobs setup")
-        elif row[1]:
+            renamed = _renamed(connection, configuration, kind)
             yield Finding(
-                f"role {group} is a superuser", f"alter role {group} nosuperuser"
-            )
-        elif row[0]:
-            yield Finding(f"role {group} can log in", f"alter role {group} nologin")
-        for (name,) in connection.execute(
-            "select g.rolname from pg_auth_members as m"
-            " join pg_roles as r on r.oid = m.member join pg_roles as g on g.oid = m.roleid"
-            " where r.rolname = %s order by 1",
-            (group,),
-        ):
-            yield Finding(
-                f"role {group} is a member of {name}", f"revoke {name} from {group}"
+                f"role {group} does not exist"
+                + (f"; it seems to be {renamed} now" if renamed else ""),
+                _sql("alter role {} rename to {}", renamed, group)
+                if renamed
+                else REPAIR,
             )
 
-    for kind, callers in configuration.callers.items():
-        group = f"{configuration.prefix}_{kind}"
-        # From 16 on whoever made a role administers it, without inheriting anything.
-        members = {
-            name
-            for (name,) in connection.execute(
-                "select r.rolname from pg_auth_members as m"
-                " join pg_roles as r on r.oid = m.member"
-                " join pg_roles as g on g.oid = m.roleid"
-                " where g.rolname = %s"
-                " and coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, r.rolinherit)",
-                (group,),
-            )
-        }
-        for name in sorted(set(callers) - members):
+
+def _renamed(
+    connection: psycopg.Connection[Any], configuration: Configuration, kind: str
+) -> str | None:
+    """Find the one other role that has what the group would have."""
+    if kind == "owner":
+        ask = (
+            "select pg_get_userbyid(nspowner) from pg_namespace where nspname = %s"
+            " and pg_get_userbyid(nspowner) <> %s"
+        )
+        rows = connection.execute(
+            ask, (configuration.schema_, configuration.owner)
+        ).fetchall()
+    else:
+        verb = {
+            "producer": "enqueue_many",
+            "worker": "renew_many",
+            "observer": "inspect",
+            "operator": "purge",
+        }[kind]
+        rows = connection.execute(
+            "select distinct r.rolname::text from pg_proc as p"
+            " join pg_namespace as n on n.oid = p.pronamespace"
+            " cross join aclexplode(p.proacl) as x join pg_roles as r on r.oid = x.grantee"
+            " where n.nspname = %s and p.proname = %s and r.oid <> p.proowner"
+            " and r.rolname <> all (%s) and not r.rolcanlogin",
+            (
+                configuration.schema_,
+                verb,
+                [f"{configuration.prefix}_{each}" for each in KINDS],
+            ),
+        ).fetchall()
+    return rows[0][0] if len(rows) == 1 else None
+
+
+def _members(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> Iterator[Finding]:
+    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS]
+    for name, can_log_in, is_super in connection.execute(
+        "select rolname::text, rolcanlogin, rolsuper from pg_roles"
+        " where rolname = any (%s) order by array_position(%s, rolname::text)",
+        (groups, groups),
+    ).fetchall():
+        if is_super:
             yield Finding(
-                f"role {name} is no member of {group}", "lenso-jobs configure"
+                f"role {name} is a superuser", _sql("alter role {} nosuperuser", name)
             )
-        for name in sorted(members - set(callers)):
+        elif can_log_in:
+            yield Finding(
+                f"role {name} can log in", _sql("alter role {} nologin", name)
+            )
+    for group, name, grantor in connection.execute(
+        "select g.rolname::text, r.rolname::text, b.rolname::text"
+        " from pg_auth_members as m join pg_roles as r on r.oid = m.member"
+        " join pg_roles as g on g.oid = m.roleid join pg_roles as b on b.oid = m.grantor"
+        " where r.rolname = any (%s) order by 1, 2",
+        (groups,),
+    ).fetchall():
+        yield Finding(
+            f"role {name} is a member of {group}",
+            _revoke(connection, group, name, grantor),
+        )
+
+    yield from _callers(connection, configuration)
+
+
+def _callers(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> Iterator[Finding]:
+    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS[1:4]]
+    wanted = declared(configuration)
+    members = connection.execute(MEMBERS, (groups,)).fetchall()
+    there = {
+        name
+        for (name,) in connection.execute(
+            "select rolname::text from pg_roles where rolname = any (%s)",
+            (list(wanted),),
+        )
+    }
+    strays: dict[str, set[str]] = {}
+    for group, name, _ in members:
+        if name not in wanted:
+            strays.setdefault(name, set()).add(group)
+    for name, kinds in wanted.items():
+        held = {f"{configuration.prefix}_{kind}" for kind in kinds}
+        renamed = [stray for stray, has in strays.items() if has == held]
+        if name not in there and len(renamed) == 1:
+            del strays[renamed[0]]
+            yield Finding(
+                f"role {name} does not exist; it seems to be {renamed[0]} now",
+                _sql("alter role {} rename to {}", renamed[0], name),
+            )
+            continue
+        for group in sorted(held - {g for g, member, _ in members if member == name}):
+            yield Finding(f"role {name} is no member of {group}", _CONFIGURE)
+    for group, name, grantor in sorted(members):
+        kind = group.removeprefix(f"{configuration.prefix}_")
+        if kind not in wanted.get(name, ()) and (name in wanted or name in strays):
             yield Finding(
                 f"role {name} is a member of {group} and not in the document",
-                f"declare it, or revoke {group} from it",
+                _revoke(connection, group, name, grantor),
             )
 
 
@@ -337,23 +347,43 @@ def _powers(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
     """Find callers that may do what no caller should."""
-    for name in sorted(
-        {name for names in configuration.callers.values() for name in names}
-    ):
-        powers = connection.execute(
-            "select r.rolsuper, pg_has_role(r.oid, %s, 'member'),"
-            " pg_has_role(r.oid, %s, 'member') from pg_roles as r where r.rolname = %s",
-            (configuration.owner, f"{configuration.prefix}_operator", name),
+    for name in sorted(declared(configuration)):
+        row = connection.execute(
+            "select rolsuper from pg_roles where rolname = %s", (name,)
         ).fetchone()
-        if powers and powers[0]:
+        if row == (True,):
             yield Finding(
-                f"caller {name} is a superuser", f"alter role {name} nosuperuser"
+                f"caller {name} is a superuser", _sql("alter role {} nosuperuser", name)
             )
-        elif powers:
-            for kind, held in zip(("owner", "operator"), powers[1:], strict=True):
-                group = f"{configuration.prefix}_{kind}"
-                if held:
-                    yield Finding(
-                        f"caller {name} is a member of {group}",
-                        f"revoke {group} from {name}",
-                    )
+            continue
+        for kind in ("owner", "operator"):
+            group = f"{configuration.prefix}_{kind}"
+            for through, grantor, direct in connection.execute(
+                "select r.rolname::text, b.rolname::text, r.rolname = %s"
+                " from pg_auth_members as m join pg_roles as r on r.oid = m.member"
+                " join pg_roles as g on g.oid = m.roleid"
+                " join pg_roles as b on b.oid = m.grantor"
+                " where g.rolname = %s and pg_has_role(%s, r.oid, 'member')",
+                (name, group, name),
+            ).fetchall():
+                yield Finding(
+                    f"caller {name} is a member of {group}"
+                    + ("" if direct else f", through {through}"),
+                    _revoke(connection, group, through, grantor),
+                )
+
+
+def _revoke(
+    connection: psycopg.Connection[Any], group: str, member: str, grantor: str
+) -> str:
+    # From 16 on each who granted it takes back their own.
+    if connection.info.server_version < 160000:  # noqa: PLR2004
+        return _sql("revoke {} from {}", group, member)
+    return _sql("revoke {} from {} granted by {}", group, member, grantor)
+
+
+def _sql(template: str, *names: str | tuple[str, ...]) -> str:
+    identifiers = [
+        sql.Identifier(*((name,) if isinstance(name, str) else name)) for name in names
+    ]
+    return sql.SQL(template).format(*identifiers).as_string(None)

@@ -1,0 +1,485 @@
+"""What an Instance's objects are, what this release says they are, and what mends each.
+
+The release is loaded beside the Instance, into a schema of the same owner, inside a
+transaction that is rolled back; the server itself then describes both, so that nothing
+is compared across versions or notations.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from lenso_jobs._assets import asset_dir, sql_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+Fields = dict[str, Any]
+Described = dict[tuple[str, str], Fields]
+
+# Privileges as a list of "grantee privilege", with the defaults where none are stored.
+_ACL = (
+    "(select coalesce(jsonb_agg(concat(coalesce(quote_ident(r.rolname), 'public'), ' ',"
+    " x.privilege_type, case when x.is_grantable then ' with grant option' end)"
+    " order by r.rolname collate \"C\", x.privilege_type), '[]') from aclexplode({})"
+    " as x left join pg_roles as r on r.oid = x.grantee)"
+)
+
+# Nothing of it comes from outside.
+_DESCRIBE = f"""
+with o as (select %(schema)s::regnamespace as oid)
+select 'function', p.oid::regprocedure::text, jsonb_build_object(
+    'definition', case when p.prokind in ('f', 'p') then pg_get_functiondef(p.oid) end,
+    'signature', concat(pg_get_function_arguments(p.oid), ' ',
+        pg_get_function_result(p.oid)),
+    'owner', pg_get_userbyid(p.proowner),
+    'grants', {_ACL.format("coalesce(p.proacl, acldefault('f', p.proowner))")},
+    'comment', obj_description(p.oid, 'pg_proc'))
+from pg_proc as p, o
+where p.pronamespace = o.oid
+union all
+select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
+        when 'c' then 'type' else 'table' end,
+    c.relname, jsonb_build_object(
+    'relkind', c.relkind,
+    'options', (select jsonb_agg(x order by x) from unnest(c.reloptions) as x),
+    'owner', pg_get_userbyid(c.relowner),
+    'grants', case c.relkind when 'c' then '[]' else {
+    _ACL.format(
+        "coalesce(c.relacl, acldefault(case c.relkind when 'S' then 's' else 'r' end"
+        '::"char", c.relowner))'
+    )
+} end,
+    'type grants', (
+        select {_ACL.format("coalesce(t.typacl, acldefault('T', t.typowner))")}
+        from pg_type as t where t.oid = c.reltype),
+    'persistence', c.relpersistence,
+    'row security', concat(c.relrowsecurity, c.relforcerowsecurity),
+    'definition', case c.relkind when 'v' then pg_get_viewdef(c.oid)
+        when 'c' then (
+            select string_agg(concat(quote_ident(a.attname), ' ',
+                format_type(a.atttypid, a.atttypmod)), ', ' order by a.attnum)
+            from pg_attribute as a where a.attrelid = c.oid and not a.attisdropped
+        ) end,
+    'comment', obj_description(c.oid, 'pg_class'))
+from pg_class as c, o
+where c.relnamespace = o.oid and c.relkind in ('r', 'v', 'S', 'c', 'm', 'p', 'f')
+    and c.relname !~ '^_?yoyo_'
+union all
+select 'column', format('%%I.%%I', c.relname, a.attname), jsonb_build_object(
+    'table', c.relname, 'column', a.attname, 'relkind', c.relkind,
+    'type', case when c.relkind = 'r' then concat(
+        format_type(a.atttypid, a.atttypmod), case
+        when a.attcollation <> t.typcollation
+        then concat(' collate ', a.attcollation::regcollation) end) end,
+    'not null', a.attnotnull, 'identity', a.attidentity,
+    'default', pg_get_expr(d.adbin, d.adrelid),
+    'grants', {_ACL.format("a.attacl")},
+    'comment', col_description(c.oid, a.attnum))
+from o
+join pg_class as c on c.relnamespace = o.oid
+join pg_attribute as a on a.attrelid = c.oid
+join pg_type as t on t.oid = a.atttypid
+left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where c.relkind in ('r', 'v') and a.attnum > 0 and not a.attisdropped
+    and c.relname !~ '^_?yoyo_'
+union all
+select 'constraint', format('%%I.%%I', coalesce(c.relname, t.typname), k.conname),
+    jsonb_build_object(
+    'of', case when c.oid is null then 'domain' else 'table' end,
+    'on', coalesce(c.relname, t.typname), 'name', k.conname,
+    'definition', regexp_replace(pg_get_constraintdef(k.oid), ' NOT VALID$', ''),
+    'validated', k.convalidated)
+from o
+join pg_constraint as k on k.connamespace = o.oid
+left join pg_class as c on c.oid = k.conrelid
+left join pg_type as t on t.oid = k.contypid
+where coalesce(c.relname, t.typname) !~ '^_?yoyo_'
+union all
+select 'index', c.relname, jsonb_build_object(
+    'of', r.relname, 'definition', pg_get_indexdef(c.oid),
+    'valid', i.indisvalid and i.indisready and i.indislive,
+    'constraint', exists (select from pg_constraint as k where k.conindid = c.oid),
+    'options', (select jsonb_agg(x order by x) from unnest(c.reloptions) as x))
+from o
+join pg_class as c on c.relnamespace = o.oid
+join pg_index as i on i.indexrelid = c.oid
+join pg_class as r on r.oid = i.indrelid
+where r.relname !~ '^_?yoyo_'
+union all
+select 'trigger', format('%%I.%%I', c.relname, g.tgname), jsonb_build_object(
+    'of', c.relname, 'name', g.tgname,
+    'definition', pg_get_triggerdef(g.oid), 'enabled', g.tgenabled)
+from o
+join pg_class as c on c.relnamespace = o.oid
+join pg_trigger as g on g.tgrelid = c.oid
+where not g.tgisinternal
+union all
+select 'rule', format('%%I.%%I', c.relname, w.rulename), jsonb_build_object(
+    'of', c.relname, 'name', w.rulename)
+from o
+join pg_class as c on c.relnamespace = o.oid
+join pg_rewrite as w on w.ev_class = c.oid
+where w.rulename <> '_RETURN'
+union all
+select 'policy', format('%%I.%%I', c.relname, y.polname), jsonb_build_object(
+    'of', c.relname, 'name', y.polname)
+from o
+join pg_class as c on c.relnamespace = o.oid
+join pg_policy as y on y.polrelid = c.oid
+union all
+select 'domain', t.typname, jsonb_build_object(
+    'type', concat(format_type(t.typbasetype, t.typtypmod), ' ',
+        t.typcollation::regcollation),
+    'not null', t.typnotnull,
+    'owner', pg_get_userbyid(t.typowner),
+    'grants', {_ACL.format("coalesce(t.typacl, acldefault('T', t.typowner))")},
+    'comment', obj_description(t.oid, 'pg_type'))
+from pg_type as t, o
+where t.typnamespace = o.oid and t.typtype = 'd'
+union all
+select 'schema', n.nspname, jsonb_build_object(
+    'owner', pg_get_userbyid(n.nspowner),
+    'grants', {_ACL.format("coalesce(n.nspacl, acldefault('n', n.nspowner))")})
+from pg_namespace as n, o
+where n.oid = o.oid
+"""  # noqa: S608
+
+# What loading sql/ anew mends, or the statements of ``touches``; nothing of it can lose
+# what the tables hold.
+_REPAIRED = {
+    "function": {"definition", "signature", "owner", "grants", "comment"},
+    "view": {"definition", "owner", "grants", "type grants", "options", "comment"},
+    "table": {
+        *("owner", "grants", "type grants", "options", "row security", "comment"),
+    },
+    "sequence": {"owner", "grants"},
+    "type": {"owner", "type grants", "comment"},
+    "column": {"grants", "comment"},
+    "index": {"definition", "valid", "options"},
+    "trigger": {"definition", "enabled"},
+    "domain": {"owner", "grants", "comment"},
+    "schema": {"grants"},
+}
+REPAIR = "lenso-jobs upgrade --repair"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One object that is not what this release says."""
+
+    schema: str
+    kind: str
+    name: str
+    found: Fields | None
+    wanted: Fields | None
+
+    @property
+    def fields(self) -> list[str]:
+        """What of it differs, where both have it."""
+        if self.found is None or self.wanted is None:
+            return []
+        return [
+            name for name, value in self.wanted.items() if self.found[name] != value
+        ]
+
+    def findings(self) -> Iterator[tuple[str, str]]:
+        """Say what differs, each time with the command or the SQL that mends it."""
+        if self.wanted is None:
+            yield self._what("is not part of this release"), self._drop()
+        elif self.found is None:
+            by_hand = self._make()
+            yield self._what("is missing"), by_hand or REPAIR
+        else:
+            repaired = _REPAIRED.get(self.kind, set())
+            by_repair = [name for name in self.fields if name in repaired]
+            if by_repair:
+                yield (
+                    self._what(f"differs from this release: {', '.join(by_repair)}"),
+                    REPAIR,
+                )
+            for name in self.fields:
+                if name not in repaired:
+                    yield (
+                        self._what(f"differs from this release: {name}"),
+                        self._change(name),
+                    )
+
+    def touches(self) -> Iterator[str]:
+        """Write the statements of a repair that loading sql/ does not make needless."""
+        if self.found is None or self.wanted is None:
+            return
+        for name in self.fields:
+            if name in ("grants", "type grants"):
+                yield from self._regrant(name)
+            elif name == "options":
+                yield from self._options()
+            elif name == "row security":
+                for words in (
+                    "disable row level security",
+                    "no force row level security",
+                ):
+                    yield f"alter table {self.place} {words}"
+            elif name == "enabled":
+                yield f"alter table {self._of()} enable trigger {_quoted(self.wanted['name'])}"
+            elif name == "comment" and self.wanted["comment"] is None:
+                yield f"comment on {self._noun()} {self.place} is null"
+
+    @property
+    def place(self) -> str:
+        """The object's name as SQL."""
+        if self.kind == "function":
+            return f"{_quoted(self.schema)}.{self.name}"
+        if self.kind == "schema":
+            return _quoted(self.schema)
+        if self.kind == "column":
+            return f"{_quoted(self.schema)}.{self.name}"
+        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+
+    def rightful(self) -> Iterator[str]:
+        """Write what gives the object back to the owner."""
+        if "owner" in self.fields and self.kind != "schema" and self.wanted:
+            owner = _quoted(self.wanted["owner"])
+            yield f"alter {self._noun()} {self.place} owner to {owner}"
+
+    def replaced(self) -> Iterator[str]:
+        """Write what takes away an object that CREATE OR REPLACE would not replace."""
+        if (self.kind == "function" and "signature" in self.fields) or (
+            self.kind == "view" and "definition" in self.fields
+        ):
+            yield f"drop {self._noun()} {self.place}"
+
+    def rebuilt(self) -> tuple[str, ...]:
+        """Write what builds an index anew while everybody goes on."""
+        if self.kind != "index" or self.wanted is None or self.wanted["constraint"]:
+            return ()
+        build = (
+            self.wanted["definition"]
+            .replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
+            .replace(f" ON {self.schema}.", f" ON {_quoted(self.schema)}.", 1)
+        )
+        return f"drop index concurrently if exists {self.place}", build
+
+    def _what(self, state: str) -> str:
+        if self.kind == "schema":
+            return f"schema {self.schema} itself {state}"
+        return f"{self.kind} {self.name} {state}"
+
+    def _noun(self) -> str:
+        fields = self.wanted or self.found or {}
+        if self.kind == "function":
+            return "routine"
+        if self.kind == "table":
+            return {"m": "materialized view", "f": "foreign table"}.get(
+                fields["relkind"], "table"
+            )
+        return self.kind
+
+    def _of(self) -> str:
+        fields = self.wanted or self.found or {}
+        return f"{_quoted(self.schema)}.{_quoted(fields['of'])}"
+
+    def _drop(self) -> str:
+        found = self.found or {}
+        if self.kind == "column":
+            table = f"{_quoted(self.schema)}.{_quoted(found['table'])}"
+            return f"alter table {table} drop column {_quoted(found['column'])}"
+        if self.kind == "constraint":
+            return f"alter {self._constrained(found)} drop constraint {_quoted(found['name'])}"
+        if self.kind in ("trigger", "rule", "policy"):
+            return f"drop {self.kind} {_quoted(found['name'])} on {self._of()}"
+        return f"drop {self._noun()} {self.place}"
+
+    def _make(self) -> str | None:
+        wanted = self.wanted or {}
+        if self.kind == "column":
+            table = f"{_quoted(self.schema)}.{_quoted(wanted['table'])}"
+            rest = f" default {wanted['default']}" if wanted["default"] else ""
+            rest += " not null" if wanted["not null"] else ""
+            return (
+                f"alter table {table} add column {_quoted(wanted['column'])} "
+                f"{wanted['type']}{rest}"
+            )
+        if self.kind == "constraint":
+            return (
+                f"alter {self._constrained(wanted)} add constraint "
+                f"{_quoted(wanted['name'])} {wanted['definition']}"
+            )
+        return None
+
+    def _change(self, field: str) -> str:
+        wanted = self.wanted or {}
+        if self.kind == "column":
+            return f"{self._column()} {_of_column(field, wanted[field])}"
+        if self.kind == "constraint":
+            return self._change_constraint(field)
+        if self.kind == "domain" and field == "not null":
+            verb = "set" if wanted[field] else "drop"
+            return f"alter domain {self.place} {verb} not null"
+        return {
+            "type": "restore the Instance from a dump: a domain's type is for good",
+            "relkind": f"alter table {self.place} rename to {_quoted(f'{self.name}_old')}",
+            "persistence": f"alter table {self.place} set logged",
+            "owner": f"alter schema {self.place} owner to {_quoted(str(wanted[field]))}",
+        }.get(field, f"drop {self._noun()} {self.place} cascade")
+
+    def _column(self) -> str:
+        wanted = self.wanted or {}
+        table = f"{_quoted(self.schema)}.{_quoted(wanted['table'])}"
+        return f"alter table {table} alter column {_quoted(wanted['column'])}"
+
+    def _change_constraint(self, field: str) -> str:
+        wanted = self.wanted or {}
+        where, name = f"alter {self._constrained(wanted)}", _quoted(wanted["name"])
+        if field == "validated":
+            return f"{where} validate constraint {name}"
+        # ALTER DOMAIN takes one at a time.
+        also = "," if wanted["of"] == "table" else f"; {where}"
+        return (
+            f"{where} drop constraint {name}{also} "
+            f"add constraint {name} {wanted['definition']}"
+        )
+
+    def _constrained(self, fields: Fields) -> str:
+        return f"{fields['of']} {_quoted(self.schema)}.{_quoted(fields['on'])}"
+
+    def _regrant(self, field: str) -> Iterator[str]:
+        found, wanted = (
+            (fields or {})[field] or [] for fields in (self.found, self.wanted)
+        )
+        place, noun = self.place, self._noun()
+        if field == "type grants" or self.kind == "domain":
+            noun = "on type"
+        elif self.kind == "column":
+            fields = self.wanted or {}
+            noun = f"({_quoted(fields['column'])}) on table"
+            place = f"{_quoted(self.schema)}.{_quoted(fields['table'])}"
+        else:
+            noun = "on table" if self.kind == "view" else f"on {noun}"
+        for grant in found:
+            if grant not in wanted:
+                grantee, privilege = _split(grant)
+                yield f"revoke {privilege} {noun} {place} from {grantee} cascade"
+        for grant in wanted:
+            if grant not in found:
+                grantee, privilege = _split(grant)
+                yield f"grant {privilege} {noun} {place} to {grantee}"
+
+    def _options(self) -> Iterator[str]:
+        found, wanted = (
+            dict(option.split("=", 1) for option in fields["options"] or [])
+            for fields in (self.found or {}, self.wanted or {})
+        )
+        stray = sorted(found.keys() - wanted.keys())
+        if stray:
+            yield f"alter {self._noun()} {self.place} reset ({', '.join(stray)})"
+        settings = ", ".join(
+            f"{k} = {v}" for k, v in wanted.items() if found.get(k) != v
+        )
+        if settings:
+            yield f"alter {self._noun()} {self.place} set ({settings})"
+
+
+def differences(connection: psycopg.Connection[Any], schema: str) -> list[Difference]:
+    """List what an Instance has otherwise than this release; changes nothing."""
+    with connection.transaction(force_rollback=True):
+        connection.execute("set local lock_timeout = '5s'")
+        found = describe(connection, schema)
+        wanted = released(connection, schema, found["schema", schema]["owner"])
+    return compare(schema, found, wanted)
+
+
+def compare(schema: str, found: Described, wanted: Described) -> list[Difference]:
+    """List what differs."""
+    # An index of a constraint is the constraint's, a column of a view the view's.
+    implied = {
+        key
+        for one, other in ((found, wanted), (wanted, found))
+        for key, fields in one.items()
+        if key not in other
+        and (
+            (key[0] == "index" and fields["constraint"])
+            or (key[0] == "column" and fields["relkind"] == "v")
+        )
+    }
+    return [
+        Difference(schema, *key, found.get(key), wanted.get(key))
+        for key in sorted((found.keys() | wanted.keys()) - implied)
+        if found.get(key) != wanted.get(key)
+    ]
+
+
+def released(connection: psycopg.Connection[Any], schema: str, owner: str) -> Described:
+    """Describe what this release would make of the schema, in a transaction."""
+    reference = f"lenso_jobs_check_{secrets.token_hex(8)}"
+    with connection.transaction(force_rollback=True):
+        connection.execute(
+            sql.SQL("create schema {} authorization {}").format(
+                sql.Identifier(reference), sql.Identifier(owner)
+            )
+        )
+        connection.execute("select set_config('search_path', %s, true)", (reference,))
+        load(connection)
+        return {
+            (kind, name.replace(reference, schema)): _renamed(fields, reference, schema)
+            for (kind, name), fields in describe(connection, reference).items()
+        }
+
+
+def load(connection: psycopg.Connection[Any], first: str = "0") -> None:
+    """Load sql/ into the schema of the search_path, from a room on."""
+    root = asset_dir("sql")
+    for path in sql_files():
+        if path.relative_to(root).parts[0] >= first:
+            connection.execute(path.read_bytes())
+
+
+def describe(connection: psycopg.Connection[Any], schema: str) -> Described:
+    """Describe the objects of a schema; leaves it in the search_path."""
+    connection.execute("select set_config('search_path', %s, true)", (schema,))
+    rows = connection.execute(_DESCRIBE, {"schema": schema}).fetchall()
+    # A schema named like a word of SQL is quoted where the other is not.
+    return {
+        (kind, name): _renamed(fields, f'"{schema}"', schema)
+        for kind, name, fields in rows
+    }
+
+
+def _renamed(fields: Fields, old: str, new: str) -> Fields:
+    renamed: Fields = json.loads(
+        json.dumps(fields).replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
+    )
+    return renamed
+
+
+def _of_column(field: str, value: Any) -> str:  # noqa: ANN401 - as it was described
+    """Write how a column comes to have that."""
+    return {
+        "type": f"type {value}",
+        "not null": f"{'set' if value else 'drop'} not null",
+        "default": f"set default {value}" if value else "drop default",
+        "identity": "add generated always as identity" if value else "drop identity",
+    }[field]
+
+
+def _split(grant: str) -> tuple[str, str]:
+    """Take apart what ``_ACL`` wrote; a quoted name may hold spaces."""
+    for privilege in (
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"),
+        *("MAINTAIN", "EXECUTE", "USAGE", "CREATE"),
+    ):
+        for option in ("", " with grant option"):
+            if grant.endswith(f" {privilege}{option}"):
+                return grant[: -len(f" {privilege}{option}")], privilege
+    raise AssertionError(grant)
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string(None)

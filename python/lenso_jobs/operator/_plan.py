@@ -1,0 +1,309 @@
+"""The SQL that set-up, upgrade and configure send, as one thing to print or to run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from lenso_jobs._assets import asset_dir
+from lenso_jobs.errors import Translated
+from lenso_jobs.operator._changes import Changes, changes
+from lenso_jobs.operator._migrations import (
+    YOYO_TABLES,
+    Migration,
+    bookkeeping,
+    mark,
+    opening,
+    require_known,
+)
+from lenso_jobs.operator._session import (
+    SETTINGS,
+    OperatorError,
+    connected,
+    holds,
+    operator_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lenso_jobs.config import Configuration
+
+Act = Literal["setup", "upgrade", "configure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Statements that are done together."""
+
+    title: str
+    statements: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    """What it does, in words, where the SQL finds that out for itself."""
+    transactional: bool = True
+    migration: str = ""
+    """The migration that it applies, where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an act would send, in order."""
+
+    act: Act
+    schema: str
+    parts: tuple[Part, ...]
+    key: str
+
+    def script(self) -> str:
+        """Write it for psql; a comment where there is nothing to do."""
+        head = f"-- lenso-jobs {self.act}, Instance {self.schema}\n"
+        if not self.parts:
+            return f"{head}-- Nothing is to be done.\n"
+        lock = sql.SQL("select pg_advisory_lock(hashtextextended({}, 0));\n").format(
+            sql.Literal(self.key)
+        )
+        preamble = (
+            f"{head}-- For psql, connected to the server itself: psql -X -f FILE\n"
+            "\\set ON_ERROR_STOP on\n\n"
+            + "".join(f"{setting};\n" for setting in SETTINGS)
+            + "-- Operators at work on one Instance wait for each other.\n"
+            + lock.as_string(None)
+        )
+        parts = (_written(number, part) for number, part in enumerate(self.parts, 1))
+        return "\n".join([preamble, *parts])
+
+
+def plan(
+    configuration: Configuration,
+    conninfo: str,
+    act: Act = "setup",
+    *,
+    drop_queues: bool = False,
+) -> Plan:
+    """Find what an act would do, and do none of it.
+
+    Args:
+        configuration: The Instance's document.
+        conninfo: The connection string that the act would use.
+        act: Which.
+        drop_queues: As ``configure``.
+
+    Raises:
+        OperatorError: The act would be refused, or the role may not look.
+        psycopg.Error: The server cannot be reached.
+    """
+    with _looking(conninfo) as connection:
+        parts = tuple(_parts(connection, configuration, act, drop_queues=drop_queues))
+    return Plan(act, configuration.schema_, parts, operator_key(configuration))
+
+
+def find_changes(
+    configuration: Configuration, conninfo: str, *, drop_queues: bool = False
+) -> Changes:
+    """Say in words what ``configure`` would change, and change nothing.
+
+    Raises:
+        OperatorError: There is no Instance, or the role may not look.
+        psycopg.Error: The server cannot be reached.
+    """
+    with _looking(conninfo) as connection:
+        require_instance(connection, configuration.schema_)
+        return changes(connection, configuration, drop_queues=drop_queues)
+
+
+@contextmanager
+def _looking(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
+    with connected(conninfo, read_only=True) as connection:
+        try:
+            with connection.transaction(force_rollback=True):
+                yield connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise OperatorError(
+                f"cannot tell: {error.diag.message_primary}; "
+                "use the role that would do it"
+            ) from None
+
+
+def _parts(
+    connection: psycopg.Connection[Any],
+    configuration: Configuration,
+    act: Act,
+    *,
+    drop_queues: bool,
+) -> Iterator[Part]:
+    if act == "upgrade":
+        yield from migrating(connection, configuration, instance=True)
+        return
+    found = changes(connection, configuration, drop_queues=drop_queues)
+    if act == "configure":
+        require_instance(connection, configuration.schema_)
+        if found:
+            words = (*found.roles, *found.stored)
+            yield configuring(configuration, words, drop_queues=drop_queues)
+        return
+    migrations = tuple(migrating(connection, configuration, instance=False))
+    # All of it is sent again, since it refuses before it changes anything.
+    if found or migrations:
+        yield bootstrapping(configuration, found.roles)
+        yield from migrations
+        yield storing(configuration, found.stored)
+
+
+def require_instance(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Refuse where there is nothing to configure.
+
+    Raises:
+        OperatorError: There is no Instance.
+    """
+    if not holds(connection, schema, "instance"):
+        raise OperatorError(f"schema {schema} holds no Instance; run: lenso-jobs setup")
+
+
+def bootstrapping(configuration: Configuration, words: tuple[str, ...] = ()) -> Part:
+    """Prepare bootstrap.sql: schema, roles and memberships."""
+    return Part("bootstrap.sql", _bootstrap(configuration), words)
+
+
+def storing(configuration: Configuration, words: tuple[str, ...] = ()) -> Part:
+    """Prepare the function configure."""
+    return Part("configure", (_configure(configuration),), words)
+
+
+def configuring(
+    configuration: Configuration,
+    words: tuple[str, ...] = (),
+    *,
+    drop_queues: bool = False,
+) -> Part:
+    """Prepare both together: what is refused must not leave memberships behind."""
+    store = _configure(configuration, drop_queues=drop_queues)
+    statements = (*_bootstrap(configuration), store)
+    return Part("bootstrap.sql and configure", statements, words)
+
+
+def migrating(
+    connection: psycopg.Connection[Any], configuration: Configuration, *, instance: bool
+) -> Iterator[Part]:
+    """Prepare the pending migrations.
+
+    Raises:
+        OperatorError: As ``require_known``.
+    """
+    schema = configuration.schema_
+    pending = require_known(connection, schema, instance=instance)
+    if not holds(connection, schema, *YOYO_TABLES):
+        yield Part("the tables of the migration tool", (bookkeeping(configuration),))
+    for migration in pending:
+        yield from applying(migration, configuration)
+
+
+def applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
+    """Prepare one migration, and the record of it."""
+    title = f"migration {migration.name}"
+    if migration.transactional:
+        yield Part(
+            title,
+            (
+                opening(configuration),
+                *migration.statements,
+                mark(migration, configuration),
+            ),
+            migration=migration.name,
+        )
+        return
+    names = {
+        "owner": sql.Identifier(configuration.owner),
+        "schema": sql.Identifier(configuration.schema_),
+    }
+    yield Part(
+        title,
+        (
+            sql.SQL("set role {owner}").format(**names).as_string(None),
+            sql.SQL("set search_path = {schema}").format(**names).as_string(None),
+            *migration.statements,
+            "reset role",
+            *SETTINGS,
+        ),
+        transactional=False,
+        migration=migration.name,
+    )
+    yield Part(
+        f"the record of {title}",
+        (opening(configuration), mark(migration, configuration)),
+    )
+
+
+def run(connection: psycopg.Connection[Any], part: Part) -> Any:  # noqa: ANN401
+    """Send a part; answers the one value of its last statement, if that has any.
+
+    Raises:
+        JobsError: The Instance refuses.
+        psycopg.Error: The server does.
+    """
+    with Translated(), _together(connection, part):
+        for statement in part.statements:
+            cursor = send(connection, statement)
+        if cursor.description is None:
+            return None
+        row = cursor.fetchone()
+        return row and row[0]
+
+
+def send(connection: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any]:
+    """Send text as it is; there may be several statements in it."""
+    return connection.execute(statement.encode())
+
+
+@contextmanager
+def _together(connection: psycopg.Connection[Any], part: Part) -> Iterator[None]:
+    if part.transactional:
+        with connection.transaction():
+            yield
+        return
+    try:
+        yield
+    except BaseException:
+        if not connection.broken:
+            for statement in ("reset role", *SETTINGS):
+                send(connection, statement)
+        raise
+
+
+def _bootstrap(configuration: Configuration) -> tuple[str, ...]:
+    document = sql.SQL("select set_config('lenso_jobs.document', {}, true)").format(
+        sql.Literal(configuration.document())
+    )
+    script = (asset_dir("sql") / "bootstrap.sql").read_text(encoding="utf-8")
+    return document.as_string(None), script
+
+
+def _configure(configuration: Configuration, *, drop_queues: bool = False) -> str:
+    return (
+        sql.SQL("select {}.configure({}::jsonb{})")
+        .format(
+            sql.Identifier(configuration.schema_),
+            sql.Literal(configuration.document()),
+            sql.SQL(", true" if drop_queues else ""),
+        )
+        .as_string(None)
+    )
+
+
+def _written(number: int, part: Part) -> str:
+    lines = [f"-- {number}. {part.title}"]
+    # A role's name may hold anything, a line break too.
+    lines += [
+        f"--    {json.dumps(each, ensure_ascii=False)[1:-1]}" for each in part.changes
+    ]
+    body = [
+        statement if statement.rstrip().endswith(";") else f"{statement};"
+        for statement in part.statements
+    ]
+    if part.transactional:
+        body = ["begin;", *body, "commit;"]
+    return "\n".join([*lines, *(each.strip("\n") for each in body)]) + "\n"

@@ -1,0 +1,244 @@
+"""What plan prints is what the server gets; held by the server's own log."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from lenso_jobs import Configuration
+from lenso_jobs.embedded import EmbeddedServer, find_programs
+from lenso_jobs.operator import (
+    OperatorError,
+    check,
+    configure,
+    plan,
+    setup,
+    upgrade,
+)
+from lenso_jobs.operator._session import SETTINGS
+
+HARMLESS = re.compile(r"(BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|select|set)\b")
+ACTS = {"setup": setup, "upgrade": upgrade, "configure": configure}
+
+
+class Logging:
+    """A server of our own that keeps what it was sent."""
+
+    def __init__(self, directory):
+        self.server = EmbeddedServer(
+            directory,
+            settings={
+                "log_statement": "all",
+                "logging_collector": "on",
+                "log_destination": "jsonlog",
+                "log_directory": "sent",
+                "fsync": "off",
+            },
+        )
+        self._log = directory / "data" / "sent"
+        self._read = 0
+
+    def database(self):
+        """The connection string of a new database."""
+        name = f"plan_{uuid4().hex[:12]}"
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            connection.execute(f"create database {name}")
+        return self.server.conninfo(name)
+
+    def next_transaction(self):
+        """What whoever writes next on this server is given."""
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            ask = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+            return connection.execute(ask).fetchone()[0]
+
+    def sent(self):
+        """What sessions of the command have sent since the last time."""
+        mark = f"select '{uuid4().hex}'"
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            connection.execute(mark)
+        deadline = time.monotonic() + 20
+        while True:
+            assert time.monotonic() < deadline
+            text = "".join(
+                path.read_text() for path in sorted(self._log.glob("*.json"))
+            )
+            if mark in text:
+                break
+            time.sleep(0.02)
+        entries = [json.loads(line) for line in text.splitlines()]
+        entries, self._read = entries[self._read :], len(entries)
+        return [
+            re.sub(r"\A(statement|execute [^:]*): ", "", entry["message"]).strip()
+            for entry in entries
+            if entry.get("application_name") == "lenso-jobs"
+            and re.match("statement|execute", entry["message"])
+        ]
+
+
+@pytest.fixture(scope="module")
+def logging():
+    directory = Path(tempfile.mkdtemp(prefix="lenso-jobs-plan-"))
+    directory.chmod(0o755)  # the server's account must pass through
+    logging = Logging(directory)
+    try:
+        with logging.server:
+            yield logging
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def psql():
+    """Run a script."""
+    program = find_programs() / "psql"
+
+    def psql(conninfo, script):
+        subprocess.run(
+            [program if program.exists() else "psql", "-Xq", conninfo],
+            input=script,
+            text=True,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    return psql
+
+
+def of(document, **changes):
+    prefix = f"plan_{uuid4().hex[:10]}"
+    return Configuration.from_json(document(**{"role_prefix": prefix} | changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ACTS)
+def test_what_is_printed_is_what_the_server_gets_and_printing_sends_none_of_it(
+    act, logging, document, earlier
+):
+    configuration, conninfo = of(document), logging.database()
+    if act == "upgrade":
+        _, later = earlier()
+    if act != "setup":
+        setup(configuration, conninfo)
+    if act == "upgrade":
+        later()
+    if act == "configure":
+        configuration = of(
+            document,
+            role_prefix=configuration.prefix,
+            lease_seconds=31,
+            queues=["email", "other"],
+            worker_instances=["email-worker", "o'brien \\ x"],
+        )
+    before = logging.next_transaction()
+    logging.sent()
+
+    planned = plan(configuration, conninfo, act)
+    script = planned.script()
+    only_read = logging.sent()
+    after = logging.next_transaction()
+    ACTS[act](configuration, conninfo)
+    received = logging.sent()
+
+    statements = [
+        statement.strip() for part in planned.parts for statement in part.statements
+    ]
+    assert statements
+    assert after == before
+    assert not set(only_read) & (set(statements) - set(SETTINGS))
+    rest = iter(received)
+    assert all(statement in rest for statement in statements)
+    for statement in received:
+        assert statement in statements or HARMLESS.match(statement), statement
+    assert all(statement in script for statement in statements)
+    assert plan(configuration, conninfo, act).parts == ()
+
+
+@pytest.mark.parametrize(
+    "act", [pytest.param("setup", marks=pytest.mark.slow), "upgrade"]
+)
+def test_the_script_does_in_psql_what_the_command_does(
+    act, new_instance, psql, earlier
+):
+    configuration, conninfo = new_instance()
+    if act == "upgrade":
+        _, later = earlier()
+        setup(configuration, conninfo)
+        later()
+
+    psql(conninfo, plan(configuration, conninfo, act).script())
+
+    assert plan(configuration, conninfo, act).parts == ()
+    assert check(configuration, conninfo) == []
+
+
+def test_the_script_says_what_each_part_is_and_what_it_would_find_to_do(
+    new_instance, role
+):
+    name = role()
+    configuration, conninfo = new_instance(worker_instances=["email-worker", name])
+
+    script = plan(configuration, conninfo).script()
+
+    lines = script.splitlines()
+    assert lines[0] == "-- lenso-jobs setup, Instance jobs_email"
+    group = f"{configuration.prefix}_worker"
+    for line in (
+        "-- 1. bootstrap.sql",
+        f"--    role {group} is created",
+        "--    schema jobs_email is created",
+        f"--    {name} becomes a member of {group}",
+        "-- 3. migration 0001-initial",
+        "--    the configuration is stored for the first time",
+    ):
+        assert line in lines
+
+
+def test_where_all_is_done_the_plan_says_so(new_instance):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+
+    scripts = [plan(configuration, conninfo, act).script() for act in ACTS]
+
+    assert [script.splitlines()[1] for script in scripts] == (
+        ["-- Nothing is to be done."] * 3
+    )
+
+
+def test_a_plan_of_an_act_that_would_be_refused_is_refused(new_instance):
+    configuration, conninfo = new_instance()
+
+    for act in ("upgrade", "configure"):
+        with pytest.raises(OperatorError, match="lenso-jobs setup"):
+            plan(configuration, conninfo, act)
+
+
+def test_whoever_may_not_look_is_told_so(new_instance, role):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    login = psycopg.conninfo.make_conninfo(conninfo, user=role())
+
+    with pytest.raises(OperatorError, match="cannot tell"):
+        plan(configuration, login)
+
+
+def test_the_command_prints_the_script_and_json(lenso_jobs, new_instance):
+    configuration, conninfo = new_instance()
+    where = {"role_prefix": configuration.prefix, "url": conninfo}
+
+    script = lenso_jobs("plan", **where)
+    code, machine, _ = lenso_jobs("plan", "setup", "--json", **where)
+
+    assert script == (0, plan(configuration, conninfo).script(), "")
+    assert code == 0
+    (first, *_) = json.loads(machine)["parts"]
+    assert first["title"] == "bootstrap.sql"
+    assert first["transactional"]

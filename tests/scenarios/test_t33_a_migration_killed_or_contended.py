@@ -1,0 +1,218 @@
+"""T33: a migration is killed, fails half-way, or waits for a reader while workers run;
+the schema is that of one version, nobody waits for long, and the next run finishes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import psycopg
+import pytest
+
+import lenso_jobs
+from lenso_jobs import Jobs
+from lenso_jobs._assets import asset_dir
+from lenso_jobs.operator import (
+    OperatorError,
+    _migrations,
+    _setup,
+    check,
+    setup,
+    upgrade,
+)
+
+ALL = [path.stem for path in sorted(asset_dir("migrations").glob("*.sql"))]
+LOCK_TIMEOUT = 5.0
+COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
+# What somebody else does so that the upgrade waits there.
+STEPS = {
+    "before it begins": "lock table yoyo_lock in share mode",
+    "in a step of its own transactions": "lock table attempt in access exclusive mode",
+    "as it records a step": "lock table _yoyo_migration in share mode",
+    "in the middle of a transaction": "select from error_code",
+}
+
+
+@pytest.fixture
+def first(instance_of, databases, earlier):
+    """An Instance at the first tagged schema, with a job that has ended once."""
+    configuration, conninfo = instance_of(), databases()
+    _, later = earlier()
+    setup(configuration, conninfo)
+    later()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        producing = Jobs(connection, "jobs_email", caller="accounts")
+        producing.enqueue("email", "send", {}, idempotency_key="first")
+        working = Jobs(connection, "jobs_email", caller="email-worker")
+        (lease,) = working.claim("email")
+        working.fail(lease, "broken", retryable=False)
+    return configuration, conninfo
+
+
+@pytest.fixture
+def session(first):
+    """Open sessions of the superuser in that Instance."""
+    opened = []
+
+    def session(**parameters):
+        opened.append(
+            psycopg.connect(first[1], options="-c search_path=jobs_email", **parameters)
+        )
+        return opened[-1]
+
+    yield session
+    for each in opened:
+        each.close()
+
+
+def version(session):
+    (row,) = session(autocommit=True).execute("select version from installed_version")
+    return row[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_an_upgrade_whose_process_is_killed_in_a_step_is_finished_by_the_next(
+    step, first, session, until, document, tmp_path
+):
+    configuration, conninfo = first
+    path = tmp_path / "jobs.json"
+    path.write_text(document(role_prefix=configuration.prefix))
+    holder, onlooker = session(), session(autocommit=True)
+    holder.execute(STEPS[step])
+    ask = (
+        "select from pg_stat_activity where application_name = 'lenso-jobs'"
+        f" and {holder.info.backend_pid} = any (pg_blocking_pids(pid))"
+    )
+    process = subprocess.Popen(
+        [*COMMAND, "upgrade", "--config", path],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
+            "JOBS_DATABASE_URL": conninfo,
+        },
+    )
+    until(lambda: process.poll() is not None or onlooker.execute(ask).fetchall())
+    process.kill()
+    assert process.wait(20) == -9
+    holder.rollback()
+    between = version(session)
+
+    upgrade(configuration, conninfo)
+
+    assert between in (1, len(ALL))
+    assert check(configuration, conninfo) == []
+
+
+def test_a_lock_left_behind_is_told_of_with_the_way_to_break_it(
+    first, session, monkeypatch
+):
+    monkeypatch.setattr(_migrations, "LOCK_SECONDS", 0.05)
+    holder = session(autocommit=True)
+    holder.execute(
+        "insert into yoyo_lock (locked, ctime, pid) values (1, localtimestamp, 7)"
+    )
+
+    with pytest.raises(OperatorError, match=r"process 7.*upgrade --break-lock"):
+        upgrade(*first)
+    between = version(session)
+    report = upgrade(*first, break_lock=True)
+
+    assert between == 1
+    assert list(report.migrations) == ALL[1:]
+
+
+@pytest.mark.slow
+def test_a_reader_in_the_way_delays_the_upgrade_and_no_worker_for_long(
+    first, session, background, monkeypatch
+):
+    monkeypatch.setattr(_setup, "PAUSE_SECONDS", 0.2)
+    reader = session()
+    reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    reader.execute("select from job, live_job, attempt, error_code")
+    over, said = Event(), []
+
+    def say(sentence):
+        said.append((sentence, invalid(session)))
+        reader.rollback()
+
+    def go_on():
+        longest, done = 0.0, 0
+        with psycopg.connect(first[1], autocommit=True) as connection:
+            producing = Jobs(connection, "jobs_email", caller="accounts")
+            working = Jobs(connection, "jobs_email", caller="email-worker")
+            while not over.wait(0.01):
+                began = time.monotonic()
+                producing.enqueue("email", "send", {}, idempotency_key=f"k{done}")
+                (lease,) = working.claim("email")
+                working.renew(lease)
+                working.complete(lease)
+                longest = max(longest, time.monotonic() - began)
+                done += 1
+        return longest, done
+
+    worker = background(go_on)
+    try:
+        report = upgrade(*first, say=say)
+    finally:
+        over.set()
+    longest, done = worker.result(20)
+
+    assert list(report.migrations) == ALL[1:]
+    ((sentence, broken),) = said
+    assert sentence.startswith(f"migration {ALL[1]}: ")
+    assert "again in 0.2 s (1 of 10)" in sentence
+    assert broken == ["attempt_failed_idx"]
+    assert invalid(session) == []
+    assert done > 50
+    assert longest < LOCK_TIMEOUT
+    assert check(*first) == []
+
+
+@pytest.mark.parametrize("statement", ["select 1/0", "create table job (n integer)"])
+def test_a_migration_that_fails_half_way_changes_nothing_and_can_be_tried_again(
+    statement, first, earlier, session
+):
+    directory, later = earlier(len(ALL))
+    broken = directory / f"{ALL[-1]}.sql"
+    text = broken.read_text()
+    middle = text.index("create or replace function", len(text) // 2)
+    broken.write_text(f"{text[:middle]}{statement};\n{text[middle:]}")
+
+    with pytest.raises(psycopg.Error):
+        upgrade(*first)
+    between = version(session)
+    later()
+    report = upgrade(*first)
+
+    assert between == 1
+    assert list(report.migrations) == ALL[-1:]
+    assert check(*first) == []
+
+
+def test_a_broken_index_that_a_killed_run_left_is_made_anew(first, session):
+    upgrade(*first)
+    owner = session(autocommit=True)
+    owner.execute(
+        "update pg_index set indisvalid = false"
+        " where indexrelid = 'attempt_failed_idx'::regclass"
+    )
+    owner.execute("delete from _yoyo_migration where migration_id = %s", (ALL[1],))
+    before = invalid(session)
+
+    upgrade(*first)
+
+    assert before == ["attempt_failed_idx"]
+    assert invalid(session) == []
+
+
+def invalid(session):
+    rows = session(autocommit=True).execute(
+        "select indexrelid::regclass::text from pg_index where not indisvalid"
+    )
+    return [name for (name,) in rows]
