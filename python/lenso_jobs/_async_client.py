@@ -30,10 +30,17 @@ if TYPE_CHECKING:
         CompletedItem,
         EnqueuedItem,
         EnqueuedJob,
+        ExplainedJob,
         FailedItem,
         FailedJob,
         Failure,
+        InspectedAct,
+        InspectedAttempt,
+        InspectedFailure,
+        InspectedFinding,
         InspectedJob,
+        InspectedQueue,
+        InspectedWorker,
         Lease,
         LeasedJob,
         NewJob,
@@ -177,6 +184,79 @@ class AsyncJobs:
     async def inspect(self, job_id: UUID | str) -> InspectedJob:
         """Read the durable evidence of one job; changes nothing."""
         return await self._one(self._requests.inspect(job_id))
+
+    async def inspect_attempts(self, job_id: UUID | str) -> list[InspectedAttempt]:
+        """Read the history of one job: its attempts in order, a running one last."""
+        return await self._all(self._requests.inspect_attempts(job_id))
+
+    async def inspect_queues(self) -> list[InspectedQueue]:
+        """Count the live jobs of each queue by state, and how the last ones ended."""
+        return await self._all(self._requests.inspect_queues())
+
+    async def inspect_workers(self) -> list[InspectedWorker]:
+        """Count the leases and the sessions of each worker; reads as ``inspect_queues``."""
+        return await self._all(self._requests.inspect_workers())
+
+    async def inspect_failures(
+        self,
+        queue: str | None = None,
+        *,
+        since: datetime | None = None,
+        limit: int = 100,
+        failure_code: str | None = None,
+        before: InspectedFailure | datetime | None = None,
+    ) -> list[InspectedFailure]:
+        """List the jobs that have failed and were not redriven, newest first."""
+        return await self._all(
+            self._requests.inspect_failures(queue, since, limit, failure_code, before)
+        )
+
+    async def inspect_acts(
+        self, limit: int = 100, before: InspectedAct | None = None
+    ) -> list[InspectedAct]:
+        """Read the audit: what operators did, newest first."""
+        return await self._all(self._requests.inspect_acts(limit, before))
+
+    async def inspect_health(self) -> list[InspectedFinding]:
+        """List what is wrong with the Instance, worst first; nothing while all is well."""
+        return await self._all(self._requests.inspect_health())
+
+    async def explain_job(self, job_id: UUID | str) -> ExplainedJob:
+        """Tell why a job is not being claimed, with what to do; changes and locks nothing."""
+        return await self._one(self._requests.explain_job(job_id))
+
+    async def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> FailedJob:
+        """Queue a failed job again, with that many more attempts; it is due at once."""
+        return await self._one(self._requests.redrive(job_id, extra_attempts))
+
+    async def redrive_failed(  # noqa: PLR0913 - the arguments are SQL's
+        self,
+        queue: str,
+        *,
+        since: datetime,
+        before: datetime | None = None,
+        failure_code: str | None = None,
+        limit: int = 100,
+        extra_attempts: int = 1,
+    ) -> int:
+        """Queue failed jobs of a queue again, those first that failed first; answers how many."""
+        return await self._one(
+            self._requests.redrive_failed(
+                queue, since, before, failure_code, limit, extra_attempts
+            )
+        )
+
+    async def purge(self, before: datetime, limit: int = 1000) -> int:
+        """Delete jobs that ended before a time, oldest first; answers how many."""
+        return await self._one(self._requests.purge(before, limit))
+
+    async def enforce_retention(self, limit: int = 1000) -> int:
+        """Delete jobs that ended longer than ``retention_seconds`` ago; answers how many."""
+        return await self._one(self._requests.enforce_retention(limit))
+
+    async def retire_expired(self, limit: int = 1000) -> int:
+        """End jobs whose last attempt's lease ran out, as claims do; answers how many."""
+        return await self._one(self._requests.retire_expired(limit))
 
     async def next_available_at(self, queue: str) -> datetime | None:
         """Tell when the next job of a queue falls due, lapsing leases included."""

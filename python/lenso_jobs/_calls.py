@@ -25,6 +25,18 @@ class Calls:
     fail: bytes
     fail_many: bytes
     inspect: bytes
+    inspect_attempts: bytes
+    inspect_queues: bytes
+    inspect_workers: bytes
+    inspect_failures: bytes
+    inspect_acts: bytes
+    inspect_health: bytes
+    explain_job: bytes
+    redrive: bytes
+    redrive_failed: bytes
+    purge: bytes
+    enforce_retention: bytes
+    retire_expired: bytes
     next_available_at: bytes
     due_in: bytes
     wait_state: bytes
@@ -47,6 +59,20 @@ _TEMPLATES = {
     "fail_many": "select * from {}.fail_many("
     "%b::uuid[], %b::text[], %b::text[], %b::boolean[])",
     "inspect": "select * from {}.inspect(%s::uuid)",
+    "inspect_attempts": "select * from {}.inspect_attempts(%s::uuid)",
+    "inspect_queues": "select * from {}.inspect_queues()",
+    "inspect_workers": "select * from {}.inspect_workers()",
+    "inspect_failures": "select * from {}.inspect_failures("
+    "%s::text, %s::timestamptz, %s::integer, %s::text, %s::timestamptz, %s::uuid)",
+    "inspect_acts": "select * from {}.inspect_acts(%s::integer, %s::bigint)",
+    "inspect_health": "select * from {}.inspect_health()",
+    "explain_job": "select * from {}.explain_job(%s::uuid)",
+    "redrive": "select * from {}.redrive(%s::uuid, %s::integer)",
+    "redrive_failed": "select {}.redrive_failed(%s::text, %s::timestamptz,"
+    " %s::timestamptz, %s::text, %s::integer, %s::integer)",
+    "purge": "select {}.purge(%s::timestamptz, %s::integer)",
+    "enforce_retention": "select {}.enforce_retention(%s::integer)",
+    "retire_expired": "select {}.retire_expired(%s::integer)",
     "next_available_at": "select {}.next_available_at(%s::text)",
     # What is left until then by the server's clock, in seconds.
     "due_in": "select date_part('epoch',"

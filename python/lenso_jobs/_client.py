@@ -30,10 +30,17 @@ if TYPE_CHECKING:
         CompletedItem,
         EnqueuedItem,
         EnqueuedJob,
+        ExplainedJob,
         FailedItem,
         FailedJob,
         Failure,
+        InspectedAct,
+        InspectedAttempt,
+        InspectedFailure,
+        InspectedFinding,
         InspectedJob,
+        InspectedQueue,
+        InspectedWorker,
         Lease,
         LeasedJob,
         NewJob,
@@ -271,6 +278,196 @@ class Jobs:
             JobNotFound: No such job; it may have been purged.
         """
         return self._one(self._requests.inspect(job_id))
+
+    def inspect_attempts(self, job_id: UUID | str) -> list[InspectedAttempt]:
+        """Read the history of one job: its attempts in order, a running one last.
+
+        An observer's and an operator's, as all that follow up to ``explain_job``.
+
+        Raises:
+            JobNotFound: No such job; it may have been purged.
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(self._requests.inspect_attempts(job_id))
+
+    def inspect_queues(self) -> list[InspectedQueue]:
+        """Count the live jobs of each queue by state, and how the last ones ended.
+
+        Each declared queue is there, and each that still has live jobs. It reads the live
+        jobs, at most 64 MB of them, so ask every few seconds and not in a loop.
+
+        Raises:
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(self._requests.inspect_queues())
+
+    def inspect_workers(self) -> list[InspectedWorker]:
+        """Count the leases and the sessions of each worker; reads as ``inspect_queues``.
+
+        Each declared worker is there, and each that still holds leases.
+
+        Raises:
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(self._requests.inspect_workers())
+
+    def inspect_failures(
+        self,
+        queue: str | None = None,
+        *,
+        since: datetime | None = None,
+        limit: int = 100,
+        failure_code: str | None = None,
+        before: InspectedFailure | datetime | None = None,
+    ) -> list[InspectedFailure]:
+        """List the jobs that have failed and were not redriven, newest first.
+
+        Args:
+            queue: A declared queue; all when left out.
+            since: An aware time before which no job failed that is listed.
+            limit: 1 to 10,000.
+            failure_code: The last failure code; any when left out.
+            before: The last row of the page before, for the next page; or an aware time
+                before which they failed.
+
+        Raises:
+            InvalidQueue: The queue is not declared.
+            InvalidArgument: *limit* is out of range, or a time is naive.
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(
+            self._requests.inspect_failures(queue, since, limit, failure_code, before)
+        )
+
+    def inspect_acts(
+        self, limit: int = 100, before: InspectedAct | None = None
+    ) -> list[InspectedAct]:
+        """Read the audit: what operators did, newest first.
+
+        Args:
+            limit: 1 to 10,000.
+            before: The last row of the page before, for the next page.
+
+        Raises:
+            InvalidArgument: *limit* is out of range, or *before* no such row.
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(self._requests.inspect_acts(limit, before))
+
+    def inspect_health(self) -> list[InspectedFinding]:
+        """List what is wrong with the Instance, worst first; nothing while all is well.
+
+        Where another session has locked a table it says that much, instead of waiting.
+
+        Raises:
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._all(self._requests.inspect_health())
+
+    def explain_job(self, job_id: UUID | str) -> ExplainedJob:
+        """Tell why a job is not being claimed, with what to do; changes and locks nothing.
+
+        A job that is not there is explained, too.
+
+        Raises:
+            JobNotFound: *job_id* is no UUID.
+            Unauthorized: The role is neither an observer nor an operator.
+        """
+        return self._one(self._requests.explain_job(job_id))
+
+    def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> FailedJob:
+        """Queue a failed job again, with that many more attempts; it is due at once.
+
+        An operator's, as the next four, and audited. The history stays, and the fencing
+        token goes on growing.
+
+        Args:
+            job_id: The job.
+            extra_attempts: 1 to 100.
+
+        Raises:
+            JobNotFound: No such job.
+            InvalidArgument: It has not failed, or *extra_attempts* is out of range.
+            Unauthorized: The role is no operator.
+        """
+        return self._one(self._requests.redrive(job_id, extra_attempts))
+
+    def redrive_failed(  # noqa: PLR0913 - the arguments are SQL's
+        self,
+        queue: str,
+        *,
+        since: datetime,
+        before: datetime | None = None,
+        failure_code: str | None = None,
+        limit: int = 100,
+        extra_attempts: int = 1,
+    ) -> int:
+        """Queue failed jobs of a queue again, those first that failed first; answers how many.
+
+        Called until it answers 0, it needs a *before* that stays the same: a job that
+        fails once more meanwhile would else be taken again.
+
+        Args:
+            queue: A declared queue.
+            since: An aware time; jobs that failed before it are left alone.
+            before: An aware time; jobs that failed then or later are left alone.
+            failure_code: The last failure code; any when left out.
+            limit: 1 to 10,000.
+            extra_attempts: 1 to 100, for each.
+
+        Raises:
+            InvalidQueue: The queue is not declared.
+            InvalidArgument: A number is out of range, or a time is naive.
+            Unauthorized: The role is no operator.
+        """
+        return self._one(
+            self._requests.redrive_failed(
+                queue, since, before, failure_code, limit, extra_attempts
+            )
+        )
+
+    def purge(self, before: datetime, limit: int = 1000) -> int:
+        """Delete jobs that ended before a time, oldest first; answers how many.
+
+        Their evidence and keys go with them. Call it until it answers 0.
+
+        Args:
+            before: An aware time that has passed.
+            limit: 1 to 10,000.
+
+        Raises:
+            InvalidArgument: *before* is naive or yet to come, or *limit* out of range.
+            Unauthorized: The role is no operator.
+        """
+        return self._one(self._requests.purge(before, limit))
+
+    def enforce_retention(self, limit: int = 1000) -> int:
+        """Delete jobs that ended longer than ``retention_seconds`` ago; answers how many.
+
+        None where the document sets no ``retention_seconds``.
+
+        Args:
+            limit: 1 to 10,000.
+
+        Raises:
+            InvalidArgument: *limit* is out of range.
+            Unauthorized: The role is no operator.
+        """
+        return self._one(self._requests.enforce_retention(limit))
+
+    def retire_expired(self, limit: int = 1000) -> int:
+        """End jobs whose last attempt's lease ran out, as claims do; answers how many.
+
+        It walks over the live jobs: for an operator's hand and not for a loop.
+
+        Args:
+            limit: 1 to 10,000.
+
+        Raises:
+            InvalidArgument: *limit* is out of range.
+            Unauthorized: The role is no operator.
+        """
+        return self._one(self._requests.retire_expired(limit))
 
     def next_available_at(self, queue: str) -> datetime | None:
         """Tell when the next job of a queue falls due, lapsing leases included.

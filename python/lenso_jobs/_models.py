@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from uuid import UUID
 
 
@@ -158,3 +158,140 @@ class InspectedJob:
     producer: str
     worker: str | None
     ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedAttempt:
+    """One attempt of a job: ``running`` under a lease, live or expired, or ended.
+
+    ``lease_expires_at`` is set while it runs, ``ended_at`` once it has ended, and
+    ``retry_at`` where another attempt followed; ``max_attempts`` is the bound that was
+    in force then.
+    """
+
+    attempt: int
+    worker: str
+    outcome: Literal["running", "succeeded", "retried", "failed", "lease_expired"]
+    leased_at: datetime
+    lease_expires_at: datetime | None
+    ended_at: datetime | None
+    failure_code: str | None
+    retryable: bool | None
+    retry_at: datetime | None
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedQueue:
+    """How many live jobs of one queue are in which state, and how the last ones ended.
+
+    Each live job is in one of five states: ``ready`` is due, ``scheduled`` has never
+    begun and is due later, ``retry_waiting`` has failed and is due later, ``running``
+    has a live lease, ``expired`` one that ran out, the first of them at
+    ``oldest_lapse_at``. The five are scaled up from a sample where ``is_estimate``.
+    ``succeeded`` and ``failed`` count the jobs that ended since ``counted_since``, and
+    ``failure_codes`` those that failed by their last code. ``workers_waiting`` are the
+    sessions that listen for the queue.
+    """
+
+    queue: str
+    is_declared: bool
+    is_estimate: bool
+    ready: int
+    scheduled: int
+    retry_waiting: int
+    running: int
+    expired: int
+    oldest_ready_age: timedelta | None
+    oldest_lapse_at: datetime | None
+    next_due_at: datetime | None
+    last_claimed_at: datetime | None
+    counted_since: datetime
+    succeeded: int
+    failed: int
+    failure_codes: Mapping[str, int]
+    workers_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedWorker:
+    """The leases of one worker, and how many sessions may act as it.
+
+    ``leases`` counts live and expired ones, ``expired`` the latter alone; both are
+    scaled up from a sample where ``is_estimate``. Sessions of superusers do not count.
+    """
+
+    worker: str
+    is_declared: bool
+    is_estimate: bool
+    leases: int
+    expired: int
+    oldest_leased_at: datetime | None
+    next_lease_expires_at: datetime | None
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedFailure:
+    """A job that has failed for good, with its last code, worker and attempt."""
+
+    job_id: UUID
+    queue: str
+    kind: str
+    failure_code: str
+    worker: str
+    attempts: int
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedAct:
+    """One act of an operator, as it was audited: who did what to how many jobs."""
+
+    act_id: int
+    acted_at: datetime
+    operator: str
+    act: str
+    arguments: Mapping[str, Any]
+    job_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedFinding:
+    """Something that is wrong with the Instance, and what to do about it.
+
+    ``finding`` is one of the view ``health_finding``, which may grow; ``since`` is None
+    where that cannot be seen.
+    """
+
+    severity: Literal["critical", "warning", "notice"]
+    finding: str
+    subject: str
+    since: datetime | None
+    detail: str | None
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedJob:
+    """Why a job is not being claimed: one reason, its facts, and what to do.
+
+    ``reason`` is one of the view ``explain_reason``, which may grow. ``since`` and
+    ``until`` are what the reason says, ``who`` and ``pid`` the worker, operator or
+    session it speaks of, and ``ahead`` counts the due jobs before this one, to 10,000
+    at most.
+    """
+
+    job_id: UUID
+    queue: str | None
+    reason: str
+    since: datetime | None
+    until: datetime | None
+    who: str | None
+    pid: int | None
+    attempt: int | None
+    max_attempts: int | None
+    failure_code: str | None
+    ahead: int | None
+    meaning: str
+    remedy: str

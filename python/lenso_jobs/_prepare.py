@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
     from lenso_jobs.config import Configuration
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 """The version of the schema that this release is made for."""
 
+_SETUP = "Run lenso-jobs setup with the document of {}."
+_UPGRADE = "Run lenso-jobs upgrade with the document of {}."
 _URL = re.compile(r"postgres(ql)?://")
 _FUNCTION = re.compile(
     r"^create or replace function (\w+)\(.*?^as \$\$(.*?)^\$\$;",
@@ -36,7 +39,10 @@ _NEEDED = {
         *("claim", "renew", "renew_many", "complete", "complete_many"),
         *("fail", "fail_many", "inspect", "next_available_at", "wait_key"),
     ),
-    "observer": ("inspect",),
+    "observer": (
+        *("inspect", "inspect_attempts", "inspect_queues", "inspect_workers"),
+        *("inspect_failures", "inspect_acts", "inspect_health", "explain_job"),
+    ),
 }
 
 
@@ -146,27 +152,39 @@ def verified(
     """
     conninfo = connection_string(configuration, secrets)
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        if caller is not None:
-            _become(connection, caller)
-        verify(connection, configuration)
+        verify(connection, configuration, caller)
     return conninfo
 
 
-def verify(connection: psycopg.Connection[Any], configuration: Configuration) -> None:
+def verify(
+    connection: psycopg.Connection[Any],
+    configuration: Configuration,
+    caller: str | None = None,
+) -> None:
     """Refuse an Instance that is not what this release was made for.
 
     Raises:
         SchemaNotReady: The hint says what to run.
     """
     schema = configuration.schema_
-    _verify_version(connection, schema)
-    _verify_functions(connection, schema)
-    _verify_grants(connection, configuration)
+    # In one transaction: behind a pooler the session is another's after it.
+    with connection.transaction():
+        if caller is not None:
+            become(connection, caller)
+        _verify_owner(connection, configuration)
+        _verify_version(connection, schema)
+        _verify_functions(connection, schema)
+        _verify_grants(connection, configuration)
 
 
-def _become(connection: psycopg.Connection[Any], caller: str) -> None:
+def become(connection: psycopg.Connection[Any], caller: str) -> None:
+    """Act as a role until the end of the transaction.
+
+    Raises:
+        SchemaNotReady: The login may not.
+    """
     try:
-        connection.execute("select set_config('role', %s, false)", (caller,))
+        connection.execute("select set_config('role', %s, true)", (caller,))
     except (
         psycopg.errors.InsufficientPrivilege,
         psycopg.errors.InvalidParameterValue,
@@ -178,24 +196,51 @@ def _become(connection: psycopg.Connection[Any], caller: str) -> None:
         ) from None
 
 
-def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
-    setup = f"Run lenso-jobs setup with the document of {schema}."
+def installed_version(connection: psycopg.Connection[Any], schema: str) -> int:
+    """Tell which version the schema of an Instance is at.
+
+    Raises:
+        SchemaNotReady: There is no Instance, or the role may not look.
+    """
     try:
         statement = sql.SQL("select version from {}.installed_version")
         row = connection.execute(statement.format(sql.Identifier(schema))).fetchone()
     except psycopg.errors.UndefinedTable:
-        raise SchemaNotReady(f"schema {schema} holds no Instance", hint=setup) from None
+        raise SchemaNotReady(
+            f"schema {schema} holds no Instance", hint=_SETUP.format(schema)
+        ) from None
     except psycopg.errors.InsufficientPrivilege:
         raise SchemaNotReady(
             f"the role has no rights in schema {schema}",
             hint="Connect as, or name as caller, a role that the document declares, and "
             "run lenso-jobs configure if it was added since setup.",
         ) from None
-    version = row[0] if row else 0
+    return row[0] if row else 0
+
+
+def _verify_owner(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> None:
+    """Refuse what somebody else made under the schema's name, before any of it runs."""
+    schema = configuration.schema_
+    row = connection.execute(
+        "select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = %s",
+        (schema,),
+    ).fetchone()
+    if row is not None and row != (configuration.owner,):
+        raise SchemaNotReady(
+            f"schema {schema} holds no Instance of {configuration.owner}'s",
+            hint="Set role_prefix in the document to what it was set up with; or, if "
+            "somebody else made that schema, choose another and run lenso-jobs setup.",
+        )
+
+
+def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
+    version = installed_version(connection, schema)
     if version < SCHEMA_VERSION:
         raise SchemaNotReady(
             f"schema {schema} is at version {version}, older than this release",
-            hint=setup,
+            hint=_UPGRADE.format(schema),
         )
     if version > SCHEMA_VERSION:
         raise SchemaNotReady(
@@ -222,6 +267,7 @@ def _verify_functions(connection: psycopg.Connection[Any], schema: str) -> None:
             )
 
 
+@cache
 def function_digests() -> dict[str, str]:
     """Hash the body of every function in ``sql``, as PostgreSQL stores it."""
     return {

@@ -6,9 +6,10 @@ one refuses, before any SQL, what PostgreSQL could not even read.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from psycopg.rows import args_row, scalar_row, tuple_row
+from psycopg.rows import args_row, kwargs_row, scalar_row, tuple_row
 
 from lenso_jobs import _wire
 from lenso_jobs._calls import calls
@@ -16,10 +17,17 @@ from lenso_jobs._models import (
     CompletedItem,
     EnqueuedItem,
     EnqueuedJob,
+    ExplainedJob,
     FailedItem,
     FailedJob,
     Failure,
+    InspectedAct,
+    InspectedAttempt,
+    InspectedFailure,
+    InspectedFinding,
     InspectedJob,
+    InspectedQueue,
+    InspectedWorker,
     Lease,
     LeasedJob,
     NewJob,
@@ -32,10 +40,11 @@ from lenso_jobs.errors import (
     InvalidLease,
     InvalidQueue,
     JobNotFound,
+    JobsError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
     from uuid import UUID
@@ -56,6 +65,29 @@ _COMPLETED_ITEM = args_row(CompletedItem)
 _FAILED_JOB = args_row(FailedJob)
 _FAILED_ITEM = args_row(FailedItem)
 _INSPECTED_JOB = args_row(InspectedJob)
+_INSPECTED_ATTEMPT = args_row(InspectedAttempt)
+_INSPECTED_WORKER = args_row(InspectedWorker)
+_INSPECTED_FAILURE = args_row(InspectedFailure)
+_INSPECTED_FINDING = args_row(InspectedFinding)
+_EXPLAINED_JOB = args_row(ExplainedJob)
+
+
+def _inspected_queue(
+    failure_codes: bytes,
+    **others: Any,  # noqa: ANN401 - as they were loaded
+) -> InspectedQueue:
+    return InspectedQueue(failure_codes=json.loads(failure_codes), **others)
+
+
+def _inspected_act(
+    arguments: bytes,
+    **others: Any,  # noqa: ANN401 - likewise
+) -> InspectedAct:
+    return InspectedAct(arguments=json.loads(arguments), **others)
+
+
+_INSPECTED_QUEUE = kwargs_row(_inspected_queue)
+_INSPECTED_ACT = kwargs_row(_inspected_act)
 
 
 class Requests:
@@ -96,7 +128,8 @@ class Requests:
             None
             if items is None
             else [
-                item.as_dict() if isinstance(item, NewJob) else item for item in items
+                item.as_dict() if isinstance(item, NewJob) else item
+                for item in _each(items, InvalidJob, "items")
             ]
         )
         return _ENQUEUED_ITEM, self._calls.enqueue_many, (_wire.jobs(documents),)
@@ -118,7 +151,11 @@ class Requests:
 
     def renew_many(self, leases: Iterable[Lease]) -> Request[RenewedItem]:
         """Ask for longer leases."""
-        return _RENEWED_ITEM, self._calls.renew_many, _columns(leases, _lease_item, 2)
+        return (
+            _RENEWED_ITEM,
+            self._calls.renew_many,
+            _columns("leases", leases, _lease_item, 2),
+        )
 
     def complete(self, lease: Lease) -> Request[bool]:
         """Ask for a job to end as succeeded."""
@@ -129,7 +166,7 @@ class Requests:
         return (
             _COMPLETED_ITEM,
             self._calls.complete_many,
-            _columns(leases, _lease_item, 2),
+            _columns("leases", leases, _lease_item, 2),
         )
 
     def fail(self, lease: Lease, code: str, retryable: bool) -> Request[FailedJob]:
@@ -147,7 +184,7 @@ class Requests:
         return (
             _FAILED_ITEM,
             self._calls.fail_many,
-            _columns(failures, _failure_item, 4),
+            _columns("failures", failures, _failure_item, 4),
         )
 
     def inspect(self, job_id: UUID | str) -> Request[InspectedJob]:
@@ -156,6 +193,137 @@ class Requests:
             _INSPECTED_JOB,
             self._calls.inspect,
             (_wire.job_id(job_id, JobNotFound),),
+        )
+
+    def inspect_attempts(self, job_id: UUID | str) -> Request[InspectedAttempt]:
+        """Ask for the history of a job."""
+        return (
+            _INSPECTED_ATTEMPT,
+            self._calls.inspect_attempts,
+            (_wire.job_id(job_id, JobNotFound),),
+        )
+
+    def inspect_queues(self) -> Request[InspectedQueue]:
+        """Ask for counts by queue."""
+        return _INSPECTED_QUEUE, self._calls.inspect_queues, ()
+
+    def inspect_workers(self) -> Request[InspectedWorker]:
+        """Ask for leases and sessions by worker."""
+        return _INSPECTED_WORKER, self._calls.inspect_workers, ()
+
+    def inspect_failures(
+        self,
+        queue: str | None,
+        since: datetime | None,
+        limit: int,
+        failure_code: str | None,
+        before: InspectedFailure | datetime | None,
+    ) -> Request[InspectedFailure]:
+        """Ask for a page of the jobs that have failed."""
+        end, last = (
+            (before.ended_at, before.job_id)
+            if isinstance(before, InspectedFailure)
+            else (before, None)
+        )
+        return (
+            _INSPECTED_FAILURE,
+            self._calls.inspect_failures,
+            (
+                _wire.text(queue, InvalidQueue, "queue"),
+                _wire.instant(since, InvalidArgument, "since"),
+                _wire.integer(limit, InvalidArgument, "limit"),
+                _wire.text(failure_code, InvalidArgument, "failure_code"),
+                _wire.instant(end, InvalidArgument, "before"),
+                last,
+            ),
+        )
+
+    def inspect_acts(
+        self, limit: int, before: InspectedAct | None
+    ) -> Request[InspectedAct]:
+        """Ask for a page of the audit."""
+        if before is not None and not isinstance(before, InspectedAct):
+            raise InvalidArgument("before must be the last row of the page before")
+        return (
+            _INSPECTED_ACT,
+            self._calls.inspect_acts,
+            (
+                _wire.integer(limit, InvalidArgument, "limit"),
+                before and before.act_id,
+            ),
+        )
+
+    def inspect_health(self) -> Request[InspectedFinding]:
+        """Ask for what is wrong."""
+        return _INSPECTED_FINDING, self._calls.inspect_health, ()
+
+    def explain_job(self, job_id: UUID | str) -> Request[ExplainedJob]:
+        """Ask why a job is not being claimed."""
+        return (
+            _EXPLAINED_JOB,
+            self._calls.explain_job,
+            (_wire.job_id(job_id, JobNotFound),),
+        )
+
+    def redrive(self, job_id: UUID | str, extra_attempts: int) -> Request[FailedJob]:
+        """Ask for a failed job to be queued again."""
+        return (
+            _FAILED_JOB,
+            self._calls.redrive,
+            (
+                _wire.job_id(job_id, JobNotFound),
+                _wire.integer(extra_attempts, InvalidArgument, "extra_attempts"),
+            ),
+        )
+
+    def redrive_failed(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
+        self,
+        queue: str,
+        since: datetime,
+        before: datetime | None,
+        failure_code: str | None,
+        limit: int,
+        extra_attempts: int,
+    ) -> Request[int]:
+        """Ask for failed jobs of a queue to be queued again."""
+        return (
+            scalar_row,
+            self._calls.redrive_failed,
+            (
+                _wire.text(queue, InvalidQueue, "queue"),
+                _wire.instant(since, InvalidArgument, "since"),
+                _wire.instant(before, InvalidArgument, "before"),
+                _wire.text(failure_code, InvalidArgument, "failure_code"),
+                _wire.integer(limit, InvalidArgument, "limit"),
+                _wire.integer(extra_attempts, InvalidArgument, "extra_attempts"),
+            ),
+        )
+
+    def purge(self, before: datetime, limit: int) -> Request[int]:
+        """Ask for ended jobs to be deleted."""
+        return (
+            scalar_row,
+            self._calls.purge,
+            (
+                _wire.instant(before, InvalidArgument, "before"),
+                _wire.integer(limit, InvalidArgument, "limit"),
+            ),
+        )
+
+    def enforce_retention(self, limit: int) -> Request[int]:
+        """Ask for jobs to be deleted that were kept for long enough."""
+        return (
+            scalar_row,
+            self._calls.enforce_retention,
+            (_wire.integer(limit, InvalidArgument, "limit"),),
+        )
+
+    def retire_expired(self, limit: int) -> Request[int]:
+        """Ask for jobs to be ended whose last lease ran out."""
+        return (
+            scalar_row,
+            self._calls.retire_expired,
+            (_wire.integer(limit, InvalidArgument, "limit"),),
         )
 
     def next_available_at(self, queue: str) -> Request[datetime | None]:
@@ -205,9 +373,13 @@ def _plain(leases: Sequence[Lease]) -> Sequence[list[Any]]:
 def _lease(lease: Lease | None) -> tuple[UUID | None, str | None]:
     if lease is None:
         return None, None
+    try:
+        job_id, token = lease.job_id, lease.lease_token
+    except AttributeError:
+        raise InvalidLease("lease must have a job_id and a lease_token") from None
     return (
-        _wire.job_id(lease.job_id, InvalidLease),
-        _wire.text(lease.lease_token, InvalidLease, "lease_token"),
+        _wire.job_id(job_id, InvalidLease),
+        _wire.text(token, InvalidLease, "lease_token"),
     )
 
 
@@ -222,7 +394,10 @@ def _lease_item(lease: Lease | None) -> tuple[UUID | None, str | None]:
 def _failure_item(
     item: Failure | tuple[Lease, str, bool],
 ) -> tuple[UUID | None, str | None, str | None, bool | None]:
-    lease, code, retryable = item
+    try:
+        lease, code, retryable = item
+    except (TypeError, ValueError):
+        return None, None, None, None
     return (
         *_lease_item(lease),
         _wire.text_or_null(code),
@@ -231,10 +406,23 @@ def _failure_item(
 
 
 def _columns(
-    items: Iterable[Item] | None, row: Callable[[Item], Sequence[Any]], width: int
+    argument: str,
+    items: Iterable[Item] | None,
+    row: Callable[[Item], Sequence[Any]],
+    width: int,
 ) -> Sequence[list[Any] | None]:
     """Turn items into one list per argument, which also holds for no items."""
     if items is None:
         return [None] * width
-    columns = [list(column) for column in zip(*map(row, items), strict=True)]
+    rows = map(row, _each(items, InvalidArgument, argument))
+    columns = [list(column) for column in zip(*rows, strict=True)]
     return columns or [[] for _ in range(width)]
+
+
+def _each(
+    items: Iterable[Item], error: type[JobsError], argument: str
+) -> Iterator[Item]:
+    try:
+        return iter(items)
+    except TypeError:
+        raise error(f"{argument} must be an iterable") from None

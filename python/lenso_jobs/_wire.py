@@ -95,9 +95,12 @@ def integer(value: int | None, error: type[JobsError], argument: str) -> int | N
     """Refuse what is no 4-byte integer; NULL is the server's to refuse."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value not in _INT4:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{argument} must be a whole number within 4 bytes")
-    return value
+    number = int(value)  # a range searches for a kind of int one by one
+    if number not in _INT4:
+        raise error(f"{argument} must be a whole number within 4 bytes")
+    return number
 
 
 def boolean(value: bool | None, error: type[JobsError], argument: str) -> bool | None:
@@ -107,12 +110,16 @@ def boolean(value: bool | None, error: type[JobsError], argument: str) -> bool |
     return value
 
 
-def instant(value: datetime | None) -> datetime | None:
+def instant(
+    value: datetime | None,
+    error: type[JobsError] = InvalidJob,
+    argument: str = "available_at",
+) -> datetime | None:
     """Refuse a time that does not say where it is noon."""
     if value is None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidJob("available_at must be an aware datetime")
+        raise error(f"{argument} must be an aware datetime")
     return value
 
 

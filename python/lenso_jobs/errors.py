@@ -15,7 +15,8 @@
 
 The codes are those of the view ``error_code`` in every Instance. Whatever else a call
 raises is psycopg's own and passes through untouched; of those, 40001, 40P01, 55P03,
-57014, class 08, 57P0x and 25006 are worth another try.
+57014, class 08, 57P0x and 25006 are worth another try, and 54000 from a commit while the
+server's queue of notifications is full.
 """
 
 from __future__ import annotations

@@ -17,9 +17,16 @@ from lenso_jobs._models import (
     CompletedItem,
     EnqueuedItem,
     EnqueuedJob,
+    ExplainedJob,
     FailedItem,
     FailedJob,
+    InspectedAct,
+    InspectedAttempt,
+    InspectedFailure,
+    InspectedFinding,
     InspectedJob,
+    InspectedQueue,
+    InspectedWorker,
     LeasedJob,
     RenewedItem,
 )
@@ -40,7 +47,7 @@ FLOORS = (
     ("_prepare", "operator"),
     ("worker",),
     ("__init__",),
-    ("capability", "metrics", "tracing", "testing"),
+    ("capability", "exposition", "metrics", "tracing", "testing"),
     ("cli",),
 )
 
@@ -118,6 +125,35 @@ def test_the_client_knows_every_function_body(owner):
         ("redrive", "p_job_id uuid, p_extra_attempts integer DEFAULT 1"),
         ("purge", "p_before timestamp with time zone, p_limit integer DEFAULT 1000"),
         ("retire_expired", "p_limit integer DEFAULT 1000"),
+        ("enforce_retention", "p_limit integer DEFAULT 1000"),
+        (
+            "redrive_failed",
+            (
+                "p_queue text, p_since timestamp with time zone, p_before timestamp with"
+                " time zone DEFAULT NULL::timestamp with time zone, p_failure_code text"
+                " DEFAULT NULL::text, p_limit integer DEFAULT 100, p_extra_attempts"
+                " integer DEFAULT 1"
+            ),
+        ),
+        ("inspect_attempts", "p_job_id uuid"),
+        ("inspect_queues", ""),
+        ("inspect_workers", ""),
+        (
+            "inspect_failures",
+            (
+                "p_queue text DEFAULT NULL::text, p_since timestamp with time zone"
+                " DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 100,"
+                " p_failure_code text DEFAULT NULL::text, p_before timestamp with time"
+                " zone DEFAULT NULL::timestamp with time zone, p_before_job_id uuid"
+                " DEFAULT NULL::uuid"
+            ),
+        ),
+        (
+            "inspect_acts",
+            "p_limit integer DEFAULT 100, p_before bigint DEFAULT NULL::bigint",
+        ),
+        ("inspect_health", ""),
+        ("explain_job", "p_job_id uuid"),
     ],
 )
 def test_functions_keep_their_signatures(owner, verb, arguments):
@@ -131,7 +167,14 @@ def test_functions_keep_their_signatures(owner, verb, arguments):
     )
 
 
-@pytest.mark.parametrize("verb", ["enqueue", "claim", "next_available_at", "inspect"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("enqueue", "claim", "next_available_at", "inspect"),
+        *("inspect_attempts", "inspect_failures", "inspect_acts", "explain_job"),
+        *("redrive", "redrive_failed", "purge", "enforce_retention", "retire_expired"),
+    ],
+)
 def test_the_client_takes_what_the_function_takes(owner, verb):
     arguments = [
         name.removeprefix("p_")
@@ -144,8 +187,10 @@ def test_the_client_takes_what_the_function_takes(owner, verb):
 
     taken = list(inspect.signature(getattr(Jobs, verb)).parameters)[1:]
 
-    # wait is the client's alone.
-    assert [name for name in taken if name != "wait"] == arguments
+    # wait is the client's alone, and the last row of a page stands for its key.
+    assert [name for name in taken if name != "wait"] == [
+        name for name in arguments if name != "before_job_id"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +204,13 @@ def test_the_client_takes_what_the_function_takes(owner, verb):
         (FailedJob, "failed_job"),
         (FailedItem, "failed_item"),
         (InspectedJob, "inspected_job"),
+        (InspectedAttempt, "inspected_attempt"),
+        (InspectedQueue, "inspected_queue"),
+        (InspectedWorker, "inspected_worker"),
+        (InspectedFailure, "inspected_failure"),
+        (InspectedAct, "inspected_act"),
+        (InspectedFinding, "inspected_finding"),
+        (ExplainedJob, "explained_job"),
     ],
 )
 def test_every_composite_type_has_its_dataclass(owner, model, composite):
@@ -255,6 +307,7 @@ def test_libraries_stay_in_their_rooms(library, rooms):
 @pytest.mark.parametrize(
     ("room", "library", "extra"),
     [
+        ("exposition", "prometheus_client", "prometheus"),
         ("metrics", "prometheus_client", "prometheus"),
         ("tracing", "opentelemetry", "otel"),
     ],

@@ -14,10 +14,12 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
 import lenso_jobs
 from lenso_jobs import Configuration, Jobs, _waiting
+from lenso_jobs.cli import main
 
 COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
 PACKAGE = str(Path(lenso_jobs.__file__).parents[1])
@@ -76,6 +78,17 @@ def role(conninfo):
 
 
 @pytest.fixture
+def unprivileged(role, new_instance):
+    """A database owner that may create roles, and nothing else."""
+    dba = role("login createrole")
+    configuration, conninfo = new_instance()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        dbname = conninfo_to_dict(conninfo)["dbname"]
+        connection.execute(f"alter database {dbname} owner to {dba}")
+    return configuration, make_conninfo(conninfo, user=dba)
+
+
+@pytest.fixture
 def replica(role):
     """A login that is a member of two callers, and so may act as either."""
     return role(member_of=("accounts", "email-worker"))
@@ -106,6 +119,11 @@ def working(client):
 @pytest.fixture
 def observing(client):
     return client("operations")
+
+
+@pytest.fixture
+def operating(client, prefix):
+    return client(f"{prefix}_duty")
 
 
 @pytest.fixture
@@ -144,6 +162,20 @@ def leased(enqueue, working):
     return lease
 
 
+@pytest.fixture
+def fail(enqueue, working):
+    """Let new jobs fail for good, with one end and one code; answers their ids."""
+
+    def fail(code="smtp.timeout", *, number=1, queue="email"):
+        for _ in range(number):
+            enqueue(queue)
+        leases = working.claim(queue, number)
+        working.fail_many([(lease, code, False) for lease in leases])
+        return [lease.job_id for lease in leases]
+
+    return fail
+
+
 @dataclass
 class Held:
     """A lease kept by hand, with whatever is in it."""
@@ -166,6 +198,27 @@ def environment(conninfo):
         "JOBS_DATABASE_URL": conninfo,
         "COLUMNS": "80",
     }
+
+
+@pytest.fixture
+def lenso_jobs(monkeypatch, capsys, conninfo, tmp_path, document):
+    """Run the command in this process: (exit code, output, errors)."""
+
+    def lenso_jobs(*arguments, url=conninfo, config=None, **changes):
+        path = tmp_path / "jobs.json"
+        path.write_text(document(**changes) if config is None else config)
+        monkeypatch.setenv("JOBS_DATABASE_URL", url)
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["lenso-jobs", *map(str, arguments), "--config", str(path)],
+        )
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = capsys.readouterr()
+        return caught.value.code or 0, said.out, said.err
+
+    return lenso_jobs
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import NamedTuple
 from uuid import UUID
@@ -276,6 +276,38 @@ WORKING = {
 }
 
 
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+# An operator's; ``job`` has failed, another runs, and a third has lost its last lease.
+OPERATING = {
+    "inspect_attempts": lambda jobs, job: jobs.inspect_attempts(job),
+    "inspect_attempts of nothing": lambda jobs, _: jobs.inspect_attempts(LOST.job_id),
+    "inspect_queues": lambda jobs, _: jobs.inspect_queues(),
+    "inspect_workers": lambda jobs, _: jobs.inspect_workers(),
+    "inspect_failures": lambda jobs, _: jobs.inspect_failures(
+        "email", since=LONG_AGO, limit=9, failure_code="smtp.timeout"
+    ),
+    "inspect_failures before": lambda jobs, _: jobs.inspect_failures(before=LONG_AGO),
+    "inspect_failures of no queue": lambda jobs, _: jobs.inspect_failures("none"),
+    "inspect_health": lambda jobs, _: jobs.inspect_health(),
+    "explain_job": lambda jobs, job: jobs.explain_job(str(job)),
+    "explain_job of no id": lambda jobs, _: jobs.explain_job("x"),
+    "redrive": lambda jobs, job: jobs.redrive(job, extra_attempts=3),
+    "redrive again": lambda jobs, job: jobs.redrive(job),
+    "redrive_failed": lambda jobs, _: jobs.redrive_failed(
+        "email", since=LONG_AGO, before=None, failure_code=None, limit=7
+    ),
+    "redrive_failed since ever": lambda jobs, _: jobs.redrive_failed(
+        "email", since=None
+    ),
+    "retire_expired": lambda jobs, _: jobs.retire_expired(limit=9),
+    "enforce_retention": lambda jobs, _: jobs.enforce_retention(),
+    "purge": lambda jobs, _: jobs.purge(LONG_AGO, limit=9),
+    "purge at no time": lambda jobs, _: jobs.purge(datetime(2020, 1, 1)),  # noqa: DTZ001
+    "inspect_acts": lambda jobs, _: jobs.inspect_acts(limit=9),
+    "inspect_acts of none": lambda jobs, _: jobs.inspect_acts(0),
+}
+
+
 class Transcript(dict):
     """What was answered by the names of calls: ids by number, times as such."""
 
@@ -308,9 +340,9 @@ class Transcript(dict):
             return type(answer), masked
         if isinstance(answer, UUID):
             return self._ids.setdefault(answer, f"job {len(self._ids)}")
-        if isinstance(answer, datetime):
-            assert answer.tzinfo is UTC
-            return "a time"
+        if isinstance(answer, datetime | timedelta):
+            assert getattr(answer, "tzinfo", UTC) is UTC
+            return f"a {type(answer).__name__}"
         if isinstance(answer, JobsError):
             return type(answer), str(answer), answer.hint, type(answer.__cause__)
         return answer
@@ -398,6 +430,43 @@ async def test_every_verb_answers_and_stores_what_the_client_that_blocks_does(
     stand, played, expected
 ):
     assert await played(stand) == expected
+
+
+@in_a_loop
+async def test_an_operator_is_answered_what_the_client_that_blocks_answers(
+    fail, enqueue, working, expire, operating, standing, prefix
+):
+    (job,) = fail()
+    lapsed = enqueue(max_attempts=1)
+    enqueue()
+    working.claim("email", 2)
+    expire(lapsed)
+    expected, answered = Transcript(), Transcript()
+
+    with operating._source.transaction(force_rollback=True):
+        for name, call in OPERATING.items():
+            try:
+                with operating._source.transaction():
+                    answer = call(operating, job)
+            except JobsError as error:
+                answer = error
+            expected.note(name, answer)
+    async with standing(Stand(autocommit=True), f"{prefix}_duty") as jobs:
+        for name, call in OPERATING.items():
+            try:
+                answer = await call(jobs, job)
+            except JobsError as error:
+                answer = error
+            answered.note(name, answer)
+
+    # The numbers of acts that were rolled back are not given again.
+    for transcript in (expected, answered):
+        transcript["inspect_acts"] = [
+            (model, {**fields, "act_id": "a number"})
+            for model, fields in transcript["inspect_acts"]
+        ]
+    assert answered == expected
+    assert len(answered["inspect_acts"]) == 5
 
 
 HABITS = {

@@ -6,38 +6,19 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
-from functools import partialmethod
+from importlib.metadata import version
 from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from yoyo.backends.base import DatabaseBackend
+from psycopg.conninfo import make_conninfo
 
-from lenso_jobs.cli import main
+from lenso_jobs._assets import asset_dir
+from lenso_jobs._prepare import SCHEMA_VERSION
+from lenso_jobs.operator import _migrations
 
 PASSWORD = "hush-hush"
-
-
-@pytest.fixture
-def lenso_jobs(monkeypatch, capsys, conninfo, tmp_path, document):
-    """Run the command in this process: (exit code, output, errors)."""
-
-    def lenso_jobs(*arguments, url=conninfo, config=None, **changes):
-        path = tmp_path / "jobs.json"
-        path.write_text(document(**changes) if config is None else config)
-        monkeypatch.setenv("JOBS_DATABASE_URL", url)
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            ["lenso-jobs", *map(str, arguments), "--config", str(path)],
-        )
-        with pytest.raises(SystemExit) as caught:
-            main()
-        said = capsys.readouterr()
-        return caught.value.code or 0, said.out, said.err
-
-    return lenso_jobs
+MIGRATIONS = sorted(each.stem for each in asset_dir("migrations").glob("*.sql"))
 
 
 @pytest.fixture
@@ -63,7 +44,7 @@ def test_setup_says_what_it_did_and_then_that_there_is_nothing_to_do(fresh):
     code, out, err = first
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "applied 0001-initial",
+        *(f"applied {name}" for name in MIGRATIONS),
         "stored the configuration",
         "Instance jobs_email is ready",
     ]
@@ -79,30 +60,30 @@ def test_setup_answers_in_json(fresh):
 
 
 def test_a_stale_lock_is_told_and_broken_on_request(fresh, monkeypatch):
-    monkeypatch.setattr(
-        DatabaseBackend, "lock", partialmethod(DatabaseBackend.lock, timeout=0.05)
-    )
+    monkeypatch.setattr(_migrations, "LOCK_SECONDS", 0.0)
     fresh("setup")
-    with psycopg.connect(fresh.conninfo, autocommit=True) as connection:
-        connection.execute(
+    with psycopg.connect(fresh.conninfo, autocommit=True) as perhaps_its_holder:
+        perhaps_its_holder.execute(
             "insert into jobs_email.yoyo_lock (locked, ctime, pid)"
             " values (1, localtimestamp, 999999)"
         )
-
-    code, out, err = fresh("setup")
-    broken = fresh("setup", "--break-lock")
+        code, out, err = fresh("setup")
+        broken = fresh("setup", "--break-lock")
 
     assert (code, out) == (1, "")
     assert "lenso-jobs setup --break-lock" in err
-    assert broken == fresh("setup") == (0, "Instance jobs_email is ready\n", "")
+    assert broken[:2] == fresh("setup")[:2] == (0, "Instance jobs_email is ready\n")
+    assert "removed the migration lock" in broken[2]
 
 
 def test_configure_says_whether_anything_changed(fresh):
     fresh("setup")
 
     assert fresh("configure") == (0, "nothing changed\n", "")
-    assert fresh("configure", lease_seconds=31) == (0, "stored the configuration\n", "")
-    assert json.loads(fresh("configure", "--json")[1]) == {"configured": True}
+    code, out, err = fresh("configure", lease_seconds=31)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "stored the configuration"
+    assert json.loads(fresh("configure", "--json")[1])["configured"] is True
 
 
 def test_configure_before_setup_is_refused(fresh):
@@ -136,7 +117,7 @@ def test_check_that_finds_a_difference_exits_1_and_says_what_mends_it(
     as_json = lenso_jobs("check", "--json")
 
     assert (code, err) == (1, "")
-    assert "table stray is not part of this release\n    mend: drop it" in out
+    assert "table stray is not part of this release\n    mend: drop table " in out
     assert as_json[0] == 1
     assert {finding["what"] for finding in json.loads(as_json[1])["findings"]} >= {
         "table stray is not part of this release"
@@ -157,7 +138,8 @@ def test_inspect_shows_the_evidence_as_a_table(lenso_jobs, enqueue, claim):
     code, out, err = lenso_jobs("inspect", job)
 
     assert (code, err) == (0, "")
-    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    evidence, _, _ = out.partition("\n\n")
+    rows = dict(line.split(maxsplit=1) for line in evidence.splitlines())
     assert rows["job_id"].strip() == str(job)
     assert rows["status"].strip() == "running"
     assert rows["worker"].strip() == "email-worker"
@@ -203,9 +185,8 @@ def test_inspect_acts_as_the_caller_that_is_named(lenso_jobs, enqueue, conninfo,
     assert str(job) in out
 
 
-@pytest.mark.parametrize("job_id", [uuid4(), "no-uuid"], ids=["unknown", "no uuid"])
-def test_inspect_of_no_job_exits_1(job_id, lenso_jobs):
-    code, out, err = lenso_jobs("inspect", job_id)
+def test_inspect_of_no_job_exits_1(lenso_jobs):
+    code, out, err = lenso_jobs("inspect", uuid4())
 
     assert (code, out) == (1, "")
     assert "(LJ006 job_not_found)" in err
@@ -221,7 +202,11 @@ def test_inspect_of_an_instance_that_is_not_ready_exits_1_with_a_hint(fresh):
 
 # What is wrong before anything is done exits 2.
 
-COMMANDS = [("setup",), ("configure",), ("check",), ("inspect", str(uuid4()))]
+COMMANDS = [
+    *(("setup",), ("configure",), ("check",), ("stats",), ("health",)),
+    ("inspect", str(uuid4())),
+    ("redrive", str(uuid4()), "--yes"),
+]
 every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each[0])
 
 
@@ -309,6 +294,7 @@ def test_messages_are_not_wrapped_to_the_width_of_the_terminal(fresh, monkeypatc
     "arguments",
     [
         ("nonsense",),
+        ("explain", "no-uuid", "--config", "x"),
         ("setup",),
         ("inspect", "--config", "x"),
         ("check", "--config"),
@@ -323,11 +309,21 @@ def test_a_wrong_command_line_exits_2_without_a_traceback(arguments, command):
     assert result.stderr
 
 
+def test_the_version_is_told_with_that_of_the_schema(command):
+    result = command("--version")
+
+    assert result.returncode == 0
+    assert (
+        result.stdout
+        == f"lenso-jobs {version('lenso-jobs')}, schema {SCHEMA_VERSION}\n"
+    )
+
+
 def test_help_tells_the_exit_codes(command):
     result = command("--help")
 
     assert result.returncode == 0
-    for word in ("setup", "check", "configure", "inspect", "demo", "Exit codes"):
+    for word in ("setup", "check", "stats", "explain", "redrive", "demo", "Exit codes"):
         assert word in result.stdout
 
 
@@ -373,13 +369,11 @@ def test_an_interrupt_exits_130_and_undoes_what_was_begun(
             stderr=subprocess.PIPE,
             text=True,
         )
-        waiting = "select from pg_locks where locktype = 'advisory' and not granted"
-        database = conninfo_to_dict(conninfo)["dbname"]
-        while not holder.execute(
-            f"{waiting} and database ="
-            " (select oid from pg_database where datname = %s)",
-            (database,),
-        ).fetchall():
+        waiting = (
+            "select from pg_stat_activity where datname = current_database()"
+            " and application_name = 'lenso-jobs' and query ~ 'pg_try_advisory_lock'"
+        )
+        while not holder.execute(waiting).fetchall():
             assert process.poll() is None
 
         process.send_signal(signal.SIGINT)

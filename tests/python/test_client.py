@@ -11,7 +11,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
-from lenso_jobs import Failure, InvalidJob, InvalidLease, Jobs, NewJob, Unauthorized
+from lenso_jobs import (
+    Failure,
+    InvalidArgument,
+    InvalidJob,
+    InvalidLease,
+    Jobs,
+    NewJob,
+    Unauthorized,
+)
 
 ENQUEUED = ("email", "send", {"to": "ada"})
 VERBS = {
@@ -471,6 +479,273 @@ def test_fail_many_takes_failures_and_plain_tuples(working, enqueue):
     ]
     assert answers[0].available_at.tzinfo is UTC
     assert answers[1].available_at is None
+
+
+# What observers and operators read.
+
+
+def test_inspect_attempts_tells_the_history_and_a_running_attempt_last(
+    working, observing, enqueue, make_due
+):
+    job = enqueue()
+    queued = observing.inspect_attempts(job)
+    (first,) = working.claim("email")
+    retry = working.fail(first, "smtp.timeout", retryable=True)
+    make_due(job)
+    (second,) = working.claim("email")
+
+    ended, running = observing.inspect_attempts(str(job))
+
+    assert queued == []
+    assert (ended.attempt, ended.outcome, ended.worker) == (
+        1,
+        "retried",
+        "email-worker",
+    )
+    assert (ended.failure_code, ended.retryable) == ("smtp.timeout", True)
+    assert ended.retry_at == retry.available_at
+    assert ended.leased_at <= ended.ended_at
+    assert ended.leased_at.tzinfo is ended.ended_at.tzinfo is UTC
+    assert (ended.lease_expires_at, ended.max_attempts) == (None, 3)
+    assert (running.attempt, running.outcome) == (2, "running")
+    assert running.lease_expires_at == second.lease_expires_at
+    assert (running.ended_at, running.failure_code, running.retryable) == (None,) * 3
+
+
+def test_inspect_queues_counts_states_ends_and_codes(
+    working, observing, enqueue, fail, expire
+):
+    fail("smtp.timeout", number=2)
+    enqueue(), enqueue()
+    working.complete(*working.claim("email"))
+    (lapsed,) = working.claim("email")
+    expire(lapsed.job_id)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    enqueue(available_at=tomorrow)
+    enqueue()
+
+    email, slow = observing.inspect_queues()
+
+    assert (email.queue, email.is_declared, email.is_estimate) == ("email", True, False)
+    assert (email.ready, email.scheduled, email.retry_waiting) == (1, 1, 0)
+    assert (email.running, email.expired) == (0, 1)
+    assert timedelta(0) < email.oldest_ready_age < timedelta(minutes=1)
+    assert email.next_due_at == tomorrow
+    assert email.oldest_lapse_at < email.next_due_at
+    assert (email.succeeded, email.failed) == (1, 2)
+    assert email.failure_codes == {"smtp.timeout": 2}
+    assert email.counted_since.tzinfo is email.last_claimed_at.tzinfo is UTC
+    assert (slow.queue, slow.ready, slow.failure_codes) == ("slow", 0, {})
+    assert (slow.oldest_ready_age, slow.next_due_at, slow.workers_waiting) == (
+        None,
+        None,
+        0,
+    )
+
+
+def test_inspect_workers_counts_leases_and_sessions(leased, observing):
+    busy, idle = observing.inspect_workers()
+
+    assert (busy.worker, busy.is_declared) == ("email-worker", True)
+    assert (busy.leases, busy.expired, busy.sessions) == (1, 0, 1)
+    assert busy.next_lease_expires_at == leased.lease_expires_at
+    assert busy.oldest_leased_at < leased.lease_expires_at
+    assert (idle.worker, idle.leases, idle.sessions) == ("spare-worker", 0, 0)
+    assert (idle.oldest_leased_at, idle.next_lease_expires_at) == (None, None)
+
+
+def test_inspect_failures_goes_on_after_the_last_row_of_a_page(observing, fail, owner):
+    expected = {*fail(number=3)}
+    # Their ids alone tell them apart.
+    owner.execute("update attempt set ended_at = (select max(ended_at) from attempt)")
+    expected |= {*fail("address.unknown")}
+
+    pages = [observing.inspect_failures(limit=1)]
+    while pages[-1]:
+        pages.append(observing.inspect_failures("email", limit=1, before=pages[-1][0]))
+    rows = [row for page in pages for row in page]
+
+    assert len(rows) == 4
+    assert {row.job_id for row in rows} == expected
+    assert (rows[0].failure_code, rows[0].attempts) == ("address.unknown", 1)
+    assert (rows[0].queue, rows[0].kind) == ("email", "send")
+    assert rows[0].worker == "email-worker"
+    assert rows == sorted(rows, key=lambda row: (row.ended_at, row.job_id))[::-1]
+
+
+def test_inspect_failures_keeps_to_a_time_and_a_code(observing, fail):
+    fail()
+    fail("address.unknown")
+    newest, oldest = observing.inspect_failures()
+
+    ask = observing.inspect_failures
+    assert ask(since=newest.ended_at) == [newest]
+    assert ask(before=newest.ended_at) == [oldest]
+    assert ask(failure_code="smtp.timeout") == [oldest]
+    assert ask("slow") == []
+
+
+def test_inspect_acts_reads_the_audit_page_by_page(operating, observing, fail, prefix):
+    (job,) = fail()
+    operating.redrive(job, 2)
+    operating.retire_expired()
+
+    (last,) = observing.inspect_acts(1)
+    first, configured = observing.inspect_acts(limit=9, before=last)
+
+    assert (last.act, last.job_count, last.arguments) == (
+        "retire_expired",
+        0,
+        {"limit": 1000},
+    )
+    assert (first.act, first.job_count, first.operator) == (
+        "redrive",
+        1,
+        f"{prefix}_duty",
+    )
+    assert first.arguments == {"job_id": str(job), "extra_attempts": 2}
+    assert first.acted_at.tzinfo is UTC
+    assert configured.act == "configure"
+    assert observing.inspect_acts(before=first) == [configured]
+    assert observing.inspect_acts(before=configured) == []
+
+
+def test_inspect_health_lists_what_is_wrong(observing, owner):
+    well = observing.inspect_health()
+    owner.execute("alter table live_job set (autovacuum_enabled = off)")
+
+    (finding,) = observing.inspect_health()
+
+    assert well == []
+    assert (finding.severity, finding.finding) == ("critical", "autovacuum_off")
+    assert (finding.subject, finding.since) == ("live_job", None)
+    assert finding.detail == "autovacuum_enabled is off"
+    assert finding.remedy
+
+
+def test_explain_job_gives_the_reason_with_its_facts(leased, observing):
+    held = observing.explain_job(leased.job_id)
+    unknown = observing.explain_job(str(uuid4()))
+
+    assert (held.reason, held.queue, held.who) == ("leased", "email", "email-worker")
+    assert held.until == leased.lease_expires_at
+    assert (held.attempt, held.max_attempts) == (1, 3)
+    assert held.meaning == "A worker holds its lease."
+    assert (unknown.reason, unknown.queue, unknown.ahead) == (
+        "purged_or_unknown",
+        None,
+        None,
+    )
+
+
+# What operators do.
+
+
+def test_redrive_answers_that_the_job_is_due(operating, fail):
+    (job,) = fail()
+
+    again = operating.redrive(str(job), extra_attempts=2)
+
+    assert again.status == "queued"
+    assert again.available_at.tzinfo is UTC
+    assert (operating.inspect(job).status, operating.inspect(job).max_attempts) == (
+        "queued",
+        3,
+    )
+
+
+def test_redrive_failed_takes_what_is_asked_for_and_answers_how_many(
+    operating, fail, owner
+):
+    (early,) = fail("smtp.timeout")
+    since = owner.value("select clock_timestamp()")
+    first, second = fail("smtp.timeout", number=2)
+    other = fail("address.unknown")
+    before = owner.value("select clock_timestamp()")
+    late = fail("smtp.timeout")
+
+    def redrive(**changes):
+        options = {"since": since, "before": before, "failure_code": "smtp.timeout"}
+        return operating.redrive_failed("email", **options | changes)
+
+    counts = [redrive(limit=1), redrive(extra_attempts=7), redrive()]
+
+    assert counts == [1, 1, 0]
+    assert {row.job_id for row in operating.inspect_failures()} == {
+        early,
+        *other,
+        *late,
+    }
+    assert {operating.inspect(job).max_attempts for job in (first, second)} == {2, 8}
+
+
+def test_purge_and_enforce_retention_answer_how_many(operating, fail, configure, owner):
+    configure(retention_seconds=60)
+    jobs = fail(number=3)
+    owner.execute(
+        "update attempt set ended_at = ended_at - interval '61 s',"
+        " leased_at = leased_at - interval '61 s' where job_id = %s",
+        (jobs[0],),
+    )
+
+    retained = [operating.enforce_retention(), operating.enforce_retention(limit=5)]
+    now = owner.value("select clock_timestamp()")
+    counts = [operating.purge(now, limit=1), operating.purge(now), operating.purge(now)]
+
+    assert retained == [1, 0]
+    assert counts == [1, 1, 0]
+
+
+def test_retire_expired_answers_how_many(operating, working, enqueue, expire):
+    job = enqueue(max_attempts=1)
+    working.claim("email")
+    expire(job)
+
+    counts = [operating.retire_expired(limit=1), operating.retire_expired()]
+
+    assert counts == [1, 0]
+    assert operating.inspect(job).last_failure_code == "attempts_exhausted"
+
+
+NAIVE = datetime(2040, 1, 1)  # noqa: DTZ001 - what is refused
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda jobs: jobs.inspect_failures(since=NAIVE), "since"),
+        (lambda jobs: jobs.inspect_failures(before=NAIVE), "before"),
+        (lambda jobs: jobs.redrive_failed("email", since=NAIVE), "since"),
+        (
+            lambda jobs: jobs.redrive_failed(
+                "email", since=datetime.now(UTC), before=NAIVE
+            ),
+            "before",
+        ),
+        (lambda jobs: jobs.purge(NAIVE), "before"),
+        (lambda jobs: jobs.purge("2040-01-01"), "before"),
+        (lambda jobs: jobs.inspect_acts(before=7), "before"),
+        (lambda jobs: jobs.inspect_acts(limit=True), "limit"),
+        (lambda jobs: jobs.redrive(uuid4(), extra_attempts=1.5), "extra_attempts"),
+        (lambda jobs: jobs.retire_expired("1"), "limit"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused_before_any_sql(call, argument):
+    with pytest.raises(InvalidArgument, match=f"^{argument} must be "):
+        call(Jobs(None, "jobs_email"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda jobs: jobs.inspect_queues(),
+        lambda jobs: jobs.explain_job(uuid4()),
+        lambda jobs: jobs.retire_expired(),
+    ],
+)
+def test_a_worker_neither_looks_around_nor_operates(call, working):
+    with pytest.raises(Unauthorized):
+        call(working)
 
 
 # Times.

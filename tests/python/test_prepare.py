@@ -106,7 +106,7 @@ def test_a_caller_that_is_no_role_is_told_so(refused):
 
 @pytest.mark.parametrize(
     ("version", "state", "hint"),
-    [(0, "older", "lenso-jobs setup"), (99, "newer", "release")],
+    [(0, "older", "lenso-jobs upgrade"), (99, "newer", "release")],
 )
 def test_another_version_of_the_schema_is_told(version, state, hint, refused, owner):
     owner.execute(
@@ -152,6 +152,8 @@ def test_a_dropped_function_is_named(refused, owner):
         ("email-worker", "fail_many", "worker"),
         ("email-worker", "next_available_at", "worker"),
         ("operations", "inspect", "observer"),
+        ("operations", "inspect_queues", "observer"),
+        ("operations", "explain_job", "observer"),
     ],
 )
 def test_a_revoked_grant_is_named(user, function, kind, refused, owner, prefix):

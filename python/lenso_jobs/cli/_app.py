@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import psycopg
 import typer
 
+from lenso_jobs._prepare import SCHEMA_VERSION
+from lenso_jobs.cli import _render
 from lenso_jobs.cli._check import check
 from lenso_jobs.cli._configure import configure
 from lenso_jobs.cli._demo import demo
+from lenso_jobs.cli._explain import explain
+from lenso_jobs.cli._failures import failures
+from lenso_jobs.cli._health import health
 from lenso_jobs.cli._inspect import inspect
+from lenso_jobs.cli._metrics import metrics
+from lenso_jobs.cli._plan import plan
+from lenso_jobs.cli._purge import purge
+from lenso_jobs.cli._redrive import redrive
 from lenso_jobs.cli._render import refuse
+from lenso_jobs.cli._retire import retire
 from lenso_jobs.cli._setup import setup
+from lenso_jobs.cli._stats import stats
+from lenso_jobs.cli._uninstall import uninstall
+from lenso_jobs.cli._upgrade import upgrade
 from lenso_jobs.cli._work import work
 from lenso_jobs.config import ConfigurationError
 from lenso_jobs.embedded import EmbeddedError
@@ -23,16 +38,40 @@ from lenso_jobs.secrets import SecretNotFound
 app = typer.Typer(
     name="lenso-jobs",
     help="A durable single-step job queue that lives in PostgreSQL.\n\n"
-    "Exit codes: 0 done; 1 refused, or check found differences; 2 the command line, "
-    "the document or a secret is wrong, or the server cannot be reached; 3 a worker's "
-    "stop was not clean; 130 interrupted.",
+    "Exit codes: 0 done; 1 refused, check found differences, or health a warning or "
+    "worse; 2 the command line, the document or a secret is wrong, or the server cannot "
+    "be reached; 3 a worker's stop was not clean; 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would show the database URL.
     pretty_exceptions_enable=False,
 )
-for command in (setup, check, configure, inspect, work, demo):
+for command in (
+    *(setup, plan, upgrade, check, configure, uninstall),
+    *(stats, health, explain, inspect, failures),
+    *(redrive, purge, retire, metrics, work, demo),
+):
     app.command()(command)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        _render.say(f"lenso-jobs {version('lenso-jobs')}, schema {SCHEMA_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            help="Say which release this is, and for which version of the schema.",
+        ),
+    ] = False,
+) -> None: ...
 
 
 _HINTS = {

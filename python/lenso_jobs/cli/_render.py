@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from rich.console import ConsoleOptions, RenderableType
 
     from lenso_jobs import InspectedJob
 
+# What a terminal obeys instead of showing it, or shows in another order.
+_COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+class _Plain(Console):
+    """Shows text and sends none of it as a command: a role's name may hold anything."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None and _COMMANDS.search(segment.text):
+                text = _COMMANDS.sub("\N{REPLACEMENT CHARACTER}", segment.text)
+                yield Segment(text, segment.style)
+            else:
+                yield segment
+
+
 # Without emoji: names of jobs may hold what looks like the code of one.
-out = Console(highlight=False, emoji=False)
-err = Console(stderr=True, highlight=False, emoji=False)
+out = _Plain(highlight=False, emoji=False)
+err = _Plain(stderr=True, highlight=False, emoji=False)
+_WIDE = 240
 
 
 def refuse(message: str, hint: str | None) -> None:
@@ -34,9 +59,37 @@ def say(what: str, style: str | None = None) -> None:
     out.print(what, style=style, markup=False, soft_wrap=True)
 
 
+def say_aside(what: str) -> None:
+    """Tell of what goes on, on the error stream."""
+    err.print(what, style="dim", markup=False, soft_wrap=True)
+
+
+def as_is(text: str) -> None:
+    """Print text for a machine to read."""
+    if out.is_terminal:
+        out.print(text, markup=False, soft_wrap=True, end="")
+    else:
+        out.file.write(text)
+
+
 def as_json(fields: Mapping[str, Any]) -> None:
-    """Print one JSON object; times as RFC 3339."""
-    out.print(json.dumps(dict(fields), default=str), markup=False, soft_wrap=True)
+    """Print one JSON object; times as RFC 3339, lengths of time in seconds."""
+    out.print(json.dumps(dict(fields), default=_plain), markup=False, soft_wrap=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)
+
+
+def wide() -> Console:
+    """Answer where tables go: as wide as they are, where that is no terminal."""
+    if out.is_terminal:
+        return out
+    return _Plain(file=out.file, width=_WIDE, highlight=False, emoji=False)
 
 
 def evidence(job: InspectedJob, *, machine: bool = False, indent: int = 0) -> None:

@@ -30,7 +30,8 @@ Row = TypeVar("Row")
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 _AGAIN_AT_ONCE = ("40001", "40P01")
-_PASSING = (*_AGAIN_AT_ONCE, "55P03", "57014")
+_FULL = "54000"  # the server's queue of notifications
+_PASSING = (*_AGAIN_AT_ONCE, "55P03", "57014", _FULL)
 _BROKEN = ("08", "53", "57P", "25006")
 
 

@@ -17,9 +17,15 @@ from lenso_jobs import (
     AsyncWorker,
     Configuration,
     EnvironmentSecrets,
+    ExplainedJob,
     Fail,
     HeldLease,
     IdempotencyConflict,
+    InspectedAct,
+    InspectedAttempt,
+    InspectedFailure,
+    InspectedFinding,
+    InspectedWorker,
     InvalidLease,
     Jobs,
     NewJob,
@@ -66,6 +72,29 @@ def consume(pool: ConnectionPool[psycopg.Connection[DictRow]]) -> None:
             print(code, error.hint, payload, until)
     due: datetime | None = jobs.next_available_at("email")
     print(due, jobs.wait("email", 1.5))
+
+
+def look_after(jobs: Jobs) -> timedelta | None:
+    oldest: timedelta | None = None
+    for queue in jobs.inspect_queues():
+        oldest = queue.oldest_ready_age
+        codes: dict[str, int] = dict(queue.failure_codes)
+        print(queue.queue, codes, queue.next_due_at)
+    workers: list[InspectedWorker] = jobs.inspect_workers()
+    findings: list[InspectedFinding] = jobs.inspect_health()
+    page: list[InspectedFailure] = jobs.inspect_failures("email", limit=10)
+    page = jobs.inspect_failures(failure_code="x", before=page[-1])
+    acts: list[InspectedAct] = jobs.inspect_acts()
+    acts = jobs.inspect_acts(before=acts[-1])
+    explained: ExplainedJob = jobs.explain_job(page[0].job_id)
+    history: list[InspectedAttempt] = jobs.inspect_attempts(page[0].job_id)
+    print(workers, findings, acts[0].arguments["limit"], explained.who, history)
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    again: str = jobs.redrive(page[0].job_id, extra_attempts=2).status
+    count: int = jobs.redrive_failed("email", since=yesterday)
+    count += jobs.purge(yesterday) + jobs.enforce_retention() + jobs.retire_expired()
+    print(again, count)
+    return oldest
 
 
 async def produce_async(pool: AsyncConnectionPool[Any]) -> None:
