@@ -140,14 +140,16 @@ def newcomer(new_database, tmp_path):
 def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
     _, _, first, _ = blocks("bash")
     setup = "\n".join(line for line in first.splitlines() if "export" not in line)
-    (in_sql,) = blocks("sql")
+    in_sql = "".join(blocks("sql"))
 
     assert "is ready" in newcomer("bash", "-ec", setup)
     answer = newcomer(
         psql, "-qAt", "-v", "ON_ERROR_STOP=1", newcomer.url, text=newcomer.ours(in_sql)
     )
 
-    assert answer.splitlines()[1:] == ["t", "succeeded|1"]
+    _, completed, inspected, explained = answer.splitlines()
+    assert (completed, inspected) == ("t", "succeeded|1")
+    assert explained.startswith("succeeded|email-worker")
     for block in blocks("python"):
         if "def jobs_configuration" in block or "def test_" in block:
             continue  # the plugin's tests run them
