@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -24,16 +24,21 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from pytest_postgresql import factories
 
+from lenso_jobs._assets import asset_dir
 from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import SERVER_URL, EmbeddedServer
-from lenso_jobs.operator import setup
+from lenso_jobs.operator import _migrations, setup
 
 SERVER = "LENSO_JOBS_TEST_SERVER"
+# More settings of that server, as a JSON object.
+SETTINGS = "LENSO_JOBS_TEST_SETTINGS"
 CALLERS = ("accounts", "organization", "email-worker", "spare-worker", "operations")
+KINDS = ("producer", "worker", "observer")
 # Tests that need a dead lease or a due job move the clock of the row, not of the server.
 LEASE_SECONDS = 30
 
@@ -47,7 +52,11 @@ def pytest_configure(config):
             os.environ[SERVER] = make_conninfo(given)
         else:
             server = EmbeddedServer(
-                settings={"max_connections": "200", "max_prepared_transactions": "16"}
+                settings={
+                    "max_connections": "200",
+                    "max_prepared_transactions": "16",
+                    **json.loads(os.environ.get(SETTINGS, "{}")),
+                }
             )
             server.__enter__()
             config.stash[_server] = server
@@ -337,10 +346,143 @@ def blocked(owner):
 
 
 @pytest.fixture
+def no_wait_is_for_ever(postgresql_database):
+    """Let a wait that nobody ends fail the test (55P03) instead of hanging it."""
+    database = postgresql_database.info.dbname
+    postgresql_database.autocommit = True
+    postgresql_database.execute(f'alter database "{database}" set lock_timeout = 8000')
+
+
+@pytest.fixture
+def hold(connect):
+    """Lock the rows of jobs from a session of its own, until that session ends it."""
+
+    def hold(*job_ids, table="live_job"):
+        holder = connect()
+        holder.execute("begin")
+        holder.execute(
+            f"select from {table} where job_id = any (%s) for update", (list(job_ids),)
+        )
+        return holder
+
+    return hold
+
+
+@pytest.fixture
+def impatient():
+    """Turn a wait that would last into a failure (55P03)."""
+
+    def impatient(session):
+        session.execute("set lock_timeout = '2s'")
+        return session
+
+    return impatient
+
+
+@pytest.fixture
+def lapse_soon(owner):
+    """Let a job's lease end shortly, by the clock; answers when."""
+
+    def lapse_soon(job_id):
+        return owner.value(
+            "update live_job"
+            " set lease_expires_at = clock_timestamp() + interval '800 ms'"
+            " where job_id = %s returning lease_expires_at",
+            job_id,
+        )
+
+    return lapse_soon
+
+
+@pytest.fixture
+def pass_by(owner):
+    """Wait until the server's clock has passed an instant."""
+
+    def pass_by(instant):
+        while not owner.value("select clock_timestamp() > %s", instant):
+            owner.execute("select pg_sleep_until(%s)", (instant,))
+
+    return pass_by
+
+
+@pytest.fixture
+def gated_evidence(owner, operator):
+    """Hold up the operator's reads of evidence, each once begun, while a lock is held.
+
+    A row-level policy is evaluated inside the statement, behind its snapshot.
+    """
+    owner.execute(
+        "create function public.gate() returns boolean language plpgsql as $$ begin"
+        f" if session_user = '{operator.info.user}' then"
+        "  perform pg_advisory_xact_lock_shared(1);"
+        " end if;"
+        " return true; end $$;"
+        " alter table attempt enable row level security;"
+        " alter table attempt force row level security;"
+        " create policy open on attempt using (true) with check (true);"
+        " create policy gated on attempt as restrictive for select"
+        "  using (public.gate())"
+    )
+
+
+@pytest.fixture
 def background():
     """Run a call on a thread; ``.result()`` joins it and raises what it raised."""
-    with ThreadPoolExecutor(max_workers=16) as pool:
+    with ThreadPoolExecutor(max_workers=24) as pool:
         yield pool.submit
+
+
+@pytest.fixture
+def new_role(connect, conninfo):
+    """Make a role that may log in; it is dropped at the end, its sessions first."""
+    made = []
+    server = os.environ["LENSO_JOBS_TEST_SERVER"]
+
+    def new_role(name=None, attributes="login", members_of=()):
+        name = name or f"role_{uuid4().hex[:12]}"
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(
+                sql.SQL("create role {} {}").format(
+                    sql.Identifier(name), sql.SQL(attributes)
+                )
+            )
+            made.append(name)
+            for group in members_of:
+                connection.execute(
+                    sql.SQL("grant {} to {}").format(
+                        sql.Identifier(group), sql.Identifier(name)
+                    )
+                )
+        return name
+
+    yield new_role
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        for name in made:
+            role = sql.Identifier(name)
+            connection.execute(sql.SQL("drop owned by {} cascade").format(role))
+            connection.execute(sql.SQL("drop role {}").format(role))
+
+
+@pytest.fixture
+def new_caller(new_role, owner, prefix):
+    """Make a role and declare it, as set-up does, for ``producer`` and so on."""
+
+    def new_caller(*kinds, name=None, attributes="login"):
+        name = new_role(
+            name, attributes, members_of=[f"{prefix}_{kind}" for kind in kinds]
+        )
+        owner.execute(
+            "insert into caller (caller, is_producer, is_worker, is_observer)"
+            " values (%s, %s, %s, %s)",
+            (name, *(kind in kinds for kind in KINDS)),
+        )
+        return name
+
+    return new_caller
 
 
 @pytest.fixture
@@ -363,6 +505,23 @@ def new_database(request):
         for prefix in {prefix for _, prefix in made if prefix}:
             for kind in ("owner", "producer", "worker", "observer", "operator"):
                 connection.execute(f"drop role if exists {prefix}_{kind}")
+
+
+@pytest.fixture
+def earlier(monkeypatch, tmp_path):
+    """Let the first migrations be all there are; answers their directory, and an undo."""
+
+    def earlier(count=1):
+        directory = tmp_path / f"migrations-{count}"
+        directory.mkdir()
+        for path in sorted(asset_dir("migrations").glob("*.sql"))[:count]:
+            shutil.copy(path, directory)
+        monkeypatch.setattr(_migrations, "asset_dir", lambda _: directory)
+        return directory, lambda: monkeypatch.setattr(
+            _migrations, "asset_dir", asset_dir
+        )
+
+    return earlier
 
 
 @pytest.fixture
@@ -484,3 +643,118 @@ def gate(on_a_thread):
     yield gate
     for each in gates:
         each.set()
+
+
+# Tables by the thousand rows, and what a statement reads of them.
+
+
+@pytest.fixture
+def fill(owner):
+    """Insert ended, scheduled and due jobs by the thousand, as the owner."""
+
+    def fill(ended=0, scheduled=0, due=0):
+        owner.execute(
+            """
+            with made as (
+                insert into job (
+                    job_id, created_at, max_attempts, producer, queue, kind,
+                    idempotency_key, payload
+                )
+                select
+                    gen_random_uuid(), clock_timestamp(), 3, 'accounts', 'email',
+                    'send', 'old-' || n || '-' || random(), '{}'
+                from generate_series(1, %(all)s::integer) as n
+                returning job_id
+            ),
+            numbered as materialized (
+                select job_id, row_number() over () as n from made
+            ),
+            live as (
+                insert into live_job (
+                    job_id, available_at, attempt, max_attempts, queue
+                )
+                select
+                    job_id,
+                    clock_timestamp() + case when n <= %(due)s::integer
+                        then interval '-9 s' else interval '9 h'
+                    end,
+                    0, 3, 'email'
+                from numbered
+                where n <= %(live)s::integer
+            )
+            insert into attempt (
+                job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
+                lease_token_hash
+            )
+            select
+                job_id, clock_timestamp(), clock_timestamp(), 1, 3, 'email-worker',
+                'succeeded', sha256(uuid_send(job_id))
+            from numbered
+            where n > %(live)s::integer
+            """,
+            {"all": ended + scheduled + due, "live": scheduled + due, "due": due},
+        )
+
+    return fill
+
+
+@pytest.fixture
+def buffers():
+    """Run a statement; answers how many buffers it touched, nested statements' too."""
+
+    def buffers(session, statement, *parameters):
+        (plan,) = session.value(
+            f"explain (analyze, buffers, format json) {statement}", *parameters
+        )
+        plan = plan["Plan"]
+        return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+    return buffers
+
+
+@pytest.fixture
+def by_hand(owner):
+    """Leave the tables as they are: nobody vacuums or analyzes them but the test."""
+    for table in ("job", "live_job", "attempt"):
+        owner.execute(f"alter table {table} set (autovacuum_enabled = off)")
+    owner.execute("analyze")
+
+
+# Who is notified.
+
+
+@pytest.fixture
+def waiting(connect):
+    """Open a session that waits for queues as a worker does."""
+
+    def waiting(*queues, **parameters):
+        session = connect("email-worker", **parameters)
+        session.execute(f"listen {session.value('select current_schema()')}")
+        for queue in queues:
+            assert session.value(
+                "select pg_try_advisory_lock_shared(wait_key(%s))", queue
+            )
+        return session
+
+    return waiting
+
+
+@pytest.fixture
+def heard():
+    """Tell what a session has been notified of so far: all that precedes a marker."""
+    markers = set()
+
+    def heard(session):
+        marker = uuid4().hex
+        markers.add(marker)
+        session.execute("select pg_notify(current_schema(), %s)", (marker,))
+        found = []
+        with closing(session.notifies(timeout=20)) as notifications:
+            for notification in notifications:
+                if notification.payload == marker:
+                    return found
+                if notification.payload not in markers:
+                    found.append((notification.channel, notification.payload))
+        raise AssertionError("the marker did not arrive")
+
+    return heard

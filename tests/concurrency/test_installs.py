@@ -71,30 +71,6 @@ def run_a_job(conninfo, schema, callers):
         return connection.execute("select complete(%s, %s)", lease).fetchone()[0]
 
 
-def test_t35_eight_set_ups_at_once_in_two_databases_all_succeed(
-    names, databases, background
-):
-    callers = names()
-    targets = [
-        (conninfo, f"jobs_{n}", names())
-        for conninfo in (databases(), databases())
-        for n in range(4)
-    ]
-    start = Barrier(8, timeout=20)
-
-    def install(conninfo, schema, prefix):
-        start.wait()
-        return setup(document(schema, prefix, callers), conninfo)
-
-    installs = [background(install, *target) for target in targets]
-    reports = [install.result() for install in installs]
-
-    assert all(report.migrations and report.configured for report in reports)
-    assert all(run_a_job(target[0], target[1], callers) for target in targets)
-    again = [setup(document(s, p, callers), c) for c, s, p in targets[:2]]
-    assert not any(report.migrations or report.configured for report in again)
-
-
 def test_two_set_ups_of_one_instance_queue_up_and_the_second_finds_it_done(
     names, databases, background
 ):

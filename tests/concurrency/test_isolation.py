@@ -83,38 +83,6 @@ def test_t13_eight_workers_above_read_committed_claim_each_job_once(
 
 
 @LEVELS
-@pytest.mark.parametrize("payload", ['{"to": 1}', '{"to": 2}'])
-@pytest.mark.parametrize("verb", ["enqueue", "enqueue_many"])
-def test_t14_enqueue_in_an_old_snapshot_makes_no_second_job(
-    isolation, payload, verb, producer, connect, owner
-):
-    ask = {
-        "enqueue": "select created::text from enqueue('email', 'send', %s, 'k')",
-        "enqueue_many": (
-            "select outcome from enqueue_many(jsonb_build_array(jsonb_build_object("
-            " 'queue', 'email', 'kind', 'send', 'payload', %s::jsonb,"
-            " 'idempotency_key', 'k')))"
-        ),
-    }[verb]
-    begin(producer, isolation)
-    connect("accounts").execute("select enqueue('email', 'send', '{\"to\": 1}', 'k')")
-
-    with producer.refusing("40001"):
-        producer.execute(ask, (payload,))
-    producer.execute("rollback")
-
-    if payload == '{"to": 1}':
-        assert producer.value(ask, payload) in {"false", "existing"}
-    elif verb == "enqueue":
-        with producer.refusing("LJ002"):
-            producer.execute(ask, (payload,))
-    else:
-        assert producer.value(ask, payload) == "conflict"
-    assert owner.value("select count(*) from job") == 1
-    assert owner.value("select count(*) from live_job") == 1
-
-
-@LEVELS
 @pytest.mark.parametrize(
     "call",
     [

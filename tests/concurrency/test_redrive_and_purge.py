@@ -196,31 +196,11 @@ def test_purge_leaves_a_job_whose_last_attempt_is_ending(
     assert orphans() == 0
 
 
-@pytest.fixture
-def gated_purge(owner, operator):
-    """Hold up the operator's reads of evidence, each once begun, while a lock is held.
-
-    A row-level policy is evaluated inside the statement, behind its snapshot.
-    """
-    owner.execute(
-        "create function public.gate() returns boolean language plpgsql as $$ begin"
-        f" if session_user = '{operator.info.user}' then"
-        "  perform pg_advisory_xact_lock_shared(1);"
-        " end if;"
-        " return true; end $$;"
-        " alter table attempt enable row level security;"
-        " alter table attempt force row level security;"
-        " create policy open on attempt using (true) with check (true);"
-        " create policy gated on attempt as restrictive for select"
-        "  using (public.gate())"
-    )
-
-
 @pytest.mark.parametrize("ending", ["still queued", "running", "succeeded", "failed"])
 def test_a_purge_overtaken_by_a_redrive_leaves_the_job_whatever_became_of_it(
     ending,
     failed_job,
-    gated_purge,
+    gated_evidence,
     connect,
     operator,
     worker,

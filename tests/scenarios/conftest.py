@@ -9,20 +9,25 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import Future
+from itertools import chain, repeat
 from pathlib import Path
-from threading import Event, Lock, Thread
+from urllib.parse import urlencode
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from yoyo import get_backend, read_migrations
 
 import lenso_jobs
-from lenso_jobs import AsyncJobs, Jobs, JobsError
-from lenso_jobs.worker import AsyncWorker, Worker
+from cutter import Cutter
+from lenso_jobs import AsyncJobs, Jobs, JobsError, _waiting
+from lenso_jobs.config import Configuration
+from lenso_jobs.worker import AsyncWorker, Worker, _engine
 
+ROOT = Path(__file__).parents[2]
 SCHEMA = "jobs_email"
 DEADLINE = 20.0
 
@@ -220,165 +225,6 @@ def until():
 
 
 # A proxy that loses an answer.
-
-
-class Cut:
-    """One answer to lose: that of the next statement with some words in it."""
-
-    def __init__(self, words):
-        self._words = words.lower().encode()
-        self.happened = Event()
-        self.status = None
-
-    def concerns(self, statement):
-        return self._words in statement.lower()
-
-    def note(self, status):
-        """Keep in which state the server was: I is idle, so what it did is committed."""
-        self.status = status.decode()
-        self.happened.set()
-
-
-class _Dialogue:
-    """What was asked on one connection, and which answer is the one to lose."""
-
-    def __init__(self, cuts):
-        self._cuts = cuts
-        self._prepared = {}
-        self._asked = 1  # the start of the session, which is answered as a query is
-        self._answered = 0
-        self._lost = None
-
-    def ask(self, message):
-        kind, body = message[:1], message[5:]
-        if kind == b"P":
-            name, statement, _ = body.split(b"\0", 2)
-            self._prepared[name] = statement
-        statement = None
-        if kind == b"B":
-            statement = self._prepared.get(body.split(b"\0", 2)[1])
-        elif kind == b"Q":
-            statement = body
-        cut = statement and self._cuts.take(statement)
-        if cut:
-            self._lost = self._asked + 1, cut
-        self._asked += kind in (b"Q", b"S")
-
-    def answer(self, message):
-        """Whether a message may pass; raises ConnectionAbortedError in its place."""
-        is_last = message[:1] == b"Z"
-        if self._lost and self._answered + 1 == self._lost[0]:
-            if is_last:
-                self._lost[1].note(message[5:6])
-                raise ConnectionAbortedError
-            return False
-        self._answered += is_last
-        return True
-
-
-class Cutter:
-    """A proxy on the loopback before the server, which cuts connections when told to.
-
-    What the server answers to the chosen statement is read to its end, so the statement
-    is committed where it commits by itself, and none of it is passed on.
-
-    ``address`` is what takes a connection through it. A statement is what one message
-    holds: to lose the answer to a COMMIT, say ``cut("commit")``.
-    """
-
-    def __init__(self, conninfo):
-        self._server = conninfo_to_dict(conninfo)
-        self._armed = []
-        self._lock = Lock()
-        self._started = Future()
-        self._thread = Thread(target=lambda: asyncio.run(self._run()))
-
-    def __enter__(self):
-        self._thread.start()
-        port, self._loop = self._started.result(timeout=DEADLINE)
-        self.address = {
-            "host": "127.0.0.1",
-            "port": port,
-            "sslmode": "disable",
-            "gssencmode": "disable",
-        }
-        return self
-
-    def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(timeout=DEADLINE)
-
-    def cut(self, words):
-        """Lose the answer to the next statement with these words; answers the Cut."""
-        cut = Cut(words)
-        with self._lock:
-            self._armed.append(cut)
-        return cut
-
-    def take(self, statement):
-        with self._lock:
-            for cut in self._armed:
-                if cut.concerns(statement):
-                    self._armed.remove(cut)
-                    return cut
-        return None
-
-    async def _run(self):
-        self._stop = asyncio.Event()
-        self._serving = set()
-        try:
-            server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        except BaseException as error:
-            self._started.set_exception(error)
-            raise
-        port = server.sockets[0].getsockname()[1]
-        self._started.set_result((port, asyncio.get_running_loop()))
-        await self._stop.wait()
-        server.close()
-        await asyncio.gather(*self._serving)
-
-    async def _serve(self, reader, writer):
-        self._serving.add(asyncio.current_task())
-        dialogue = _Dialogue(self)
-        host, port = self._server["host"], self._server.get("port", 5432)
-        if host.startswith("/"):
-            path = f"{host}/.s.PGSQL.{port}"
-            server, to_server = await asyncio.open_unix_connection(path)
-        else:
-            server, to_server = await asyncio.open_connection(host, port)
-
-        async def asks():
-            message = await _message(reader, kind=False)
-            while True:
-                to_server.write(message)
-                await to_server.drain()
-                message = await _message(reader)
-                dialogue.ask(message)
-
-        async def answers():
-            while True:
-                message = await _message(server)
-                if dialogue.answer(message):
-                    writer.write(message)
-                    await writer.drain()
-
-        tasks = [asyncio.create_task(x) for x in (asks(), answers(), self._stop.wait())]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for end in (writer, to_server):
-            end.close()
-            with contextlib.suppress(OSError):
-                await end.wait_closed()
-        self._serving.discard(asyncio.current_task())
-
-
-async def _message(reader, *, kind=True):
-    """Read one message of PostgreSQL's protocol; the first of all has no kind."""
-    head = await reader.readexactly(5 if kind else 4)
-    length = int.from_bytes(head[-4:], "big")
-    return head + await reader.readexactly(length - 4)
 
 
 @pytest.fixture
@@ -594,3 +440,159 @@ def starts(employ, owner):
         return owner.value(query, list(job_ids))
 
     return starts
+
+
+# What is no verb, and both verbs that enqueue alike.
+
+
+class Beneath:
+    """The connection beneath a client."""
+
+    def __init__(self, client):
+        self._run = client._runner.run if isinstance(client, Blocking) else None
+        jobs = client._jobs if self._run else client
+        self._connection = jobs._connection if isinstance(jobs, Plain) else jobs._source
+
+    @property
+    def pid(self):
+        return self._connection.info.backend_pid
+
+    def execute(self, statement):
+        done = self._connection.execute(statement)
+        if self._run:
+            self._run(done)
+
+
+@pytest.fixture
+def beneath():
+    """The connection beneath a client: to begin, commit and roll back, and its pid."""
+    return Beneath
+
+
+class Enqueue:
+    """Enqueue a job; answers its id, and created, existing or conflict."""
+
+    def __init__(self, *, is_many):
+        self._is_many = is_many
+
+    def __call__(self, jobs, key, payload, queue="email", kind="send", **options):
+        if self._is_many:
+            fields = {"queue": queue, "kind": kind, "payload": payload}
+            (item,) = jobs.enqueue_many([fields | {"idempotency_key": key} | options])
+            return item.job_id, item.outcome
+        try:
+            job = jobs.enqueue(queue, kind, payload, idempotency_key=key, **options)
+        except (psycopg.Error, JobsError) as error:
+            if error.sqlstate != "LJ002":
+                raise
+            return None, "conflict"
+        return job.job_id, "created" if job.created else "existing"
+
+
+@pytest.fixture
+def verbs():
+    """enqueue and enqueue_many, alike."""
+    return {"enqueue": Enqueue(is_many=False), "enqueue_many": Enqueue(is_many=True)}
+
+
+# Further Instances.
+
+
+@pytest.fixture
+def new_prefix():
+    """Name what a set of role names begins with; the roles are dropped at the end."""
+    made = []
+
+    def new_prefix():
+        made.append(f"scenario_{uuid4().hex[:10]}")
+        return made[-1]
+
+    yield new_prefix
+    with psycopg.connect(
+        os.environ["LENSO_JOBS_TEST_SERVER"], autocommit=True
+    ) as connection:
+        roles = connection.execute(
+            "select string_agg(quote_ident(rolname), ', ') from pg_roles"
+            " where rolname::text ^@ any (%s)",
+            (made,),
+        ).fetchone()[0]
+        if roles:
+            connection.execute(f"drop role {roles}")
+
+
+@pytest.fixture
+def databases(new_prefix, new_database):
+    """Make empty databases; they are dropped before the roles of ``new_prefix`` are."""
+    return new_database
+
+
+@pytest.fixture
+def instance_of(new_prefix, document):
+    """The document of an Instance with roles of its own, and with changes."""
+
+    def instance_of(schema="jobs_email", **changes):
+        changes.setdefault("role_prefix", new_prefix())
+        return Configuration.from_json(document(schema=schema, **changes))
+
+    return instance_of
+
+
+@pytest.fixture
+def quick_detection(owner):
+    """Have the server look for a deadlock at once."""
+    owner.execute(f'alter database "{owner.info.dbname}" set deadlock_timeout = 20')
+
+
+@pytest.fixture
+def only_woken(monkeypatch, connect):
+    """Have idle workers wait for a notification alone; wait for so many that listen."""
+    monkeypatch.setattr(_waiting, "LISTENING_SECONDS", 3600)
+    monkeypatch.setattr(
+        _engine, "pauses", lambda longest: chain([0.02], repeat(longest))
+    )
+
+    def only_woken(count, **parameters):
+        session = connect(**parameters)
+        query = (
+            "select count(*) from pg_locks where locktype = 'advisory' and mode ="
+            " 'ShareLock' and database = (select oid from pg_database where datname ="
+            " current_database())"
+        )
+        wait_until(lambda: session.value(query) == count)
+
+    return only_woken
+
+
+@pytest.fixture
+def bootstrap():
+    """Run the DBA's script with this text for a document, all or nothing."""
+
+    def bootstrap(connection, text):
+        with connection.transaction():
+            connection.execute(
+                "select set_config('lenso_jobs.document', %s, true)", (text,)
+            )
+            connection.execute((ROOT / "sql" / "bootstrap.sql").read_bytes())
+
+    return bootstrap
+
+
+@pytest.fixture
+def migrate():
+    """Apply the migrations one by one, as the README's command does, yielding each name."""
+
+    def migrate(instance, conninfo):
+        parameters = conninfo_to_dict(conninfo) | {
+            "schema": instance.schema_,
+            "options": f"-c role={instance.owner}",
+        }
+        backend = get_backend(f"postgresql+psycopg:///?{urlencode(parameters)}")
+        try:
+            with backend.lock():
+                for each in backend.to_apply(read_migrations(str(ROOT / "migrations"))):
+                    backend.apply_migrations_only([each])
+                    yield each.id
+        finally:
+            backend.connection.close()
+
+    return migrate
