@@ -308,9 +308,9 @@ comment on type inspected_attempt is
 'One attempt of a job: running, with its lease''s end, or ended, with its outcome.';
 comment on type inspected_queue is
 'One queue: how many of its jobs are ready, scheduled (never begun, due later), '
-'waiting for a retry, running, or running under a lease that has expired (the oldest at '
-'oldest_lapse_at); and how many ended since counted_since. The five are scaled up from '
-'a sample where is_estimate says so.';
+'waiting for a retry, running, or running under a lease that has expired (the oldest '
+'at oldest_lapse_at); and how many ended since counted_since. The five are scaled up '
+'from a sample where is_estimate says so.';
 comment on type inspected_worker is
 'One worker: the leases it holds, and how many sessions of its role, or of one that '
 'may take it, are connected to the database. Leases are scaled up from a sample where '
@@ -411,7 +411,8 @@ from (
             'A prepared transaction needs COMMIT PREPARED or ROLLBACK PREPARED.'
         ),
         (
-            'table_locked', 'A transaction that is still open has locked a whole table.',
+            'table_locked',
+            'A transaction that is still open has locked a whole table.',
             'Have that session commit or roll back, or end it: pg_terminate_backend.'
         ),
         (
@@ -428,7 +429,7 @@ from (
         ),
         (
             'no_worker_connected',
-            'No session of a worker''s role, or of one that belongs to it, is connected.',
+            'No session of a worker''s role, or of one belonging to it, is connected.',
             'Start workers, and look into why they stopped. Sessions of superusers are '
             'not counted.'
         ),
@@ -618,7 +619,7 @@ comment on function _explained_absence(explained_job) is
 'Adds when a job of this id would have been made, and the last purge it may have '
 'fallen to.';
 -- A row that a transaction in progress has locked, changed or deleted names it in xmax.
--- Behind whoever waits to lock a table everybody waits, as behind whoever has locked it.
+-- Behind whoever waits to lock a table everybody waits, as behind whoever locked it.
 create or replace function _explained_lock(p_answer explained_job, p_locker xid)
 returns explained_job
 language plpgsql
@@ -1586,6 +1587,11 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 begin
+    if p_failure_code is not null and not _is_name(p_failure_code, 128) then
+        raise exception using
+            errcode = 'LJ005',
+            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+    end if;
     if (p_limit between 1 and 10000) is not true then
         raise exception using
             errcode = 'LJ007',
@@ -1633,11 +1639,13 @@ begin
     limit p_limit;
 end;
 $$;
-comment on function inspect_failures(text, timestamptz, integer, text, timestamptz, uuid) is
+comment on function
+inspect_failures(text, timestamptz, integer, text, timestamptz, uuid) is
 'The jobs that have failed and were not redriven, newest first: of one queue or all '
 '(NULL), since a time or ever (NULL), with one failure code or any (NULL). The next '
 'page is asked for with ended_at and job_id of the last row. Refuses a queue that is '
-'not declared (LJ003) and other than 1 to 10000 rows (LJ007).';
+'not declared (LJ003), a malformed failure code (LJ005), other than 1 to 10000 rows '
+'(LJ007).';
 create or replace function inspect_health()
 returns setof inspected_finding
 language plpgsql
@@ -2058,9 +2066,9 @@ begin
 end;
 $$;
 comment on function enforce_retention(integer) is
-'Purges up to p_limit jobs that ended longer than retention_seconds ago, and answers how '
-'many: 0 where none is set. For any scheduler, again and again until it answers fewer '
-'than p_limit; audited as purge. Refuses other than 1 to 10000 jobs (LJ007).';
+'Purges up to p_limit jobs that ended longer than retention_seconds ago, and answers '
+'how many: 0 where none is set. For any scheduler, again and again until it answers '
+'fewer than p_limit; audited as purge. Refuses other than 1 to 10000 jobs (LJ007).';
 create or replace function redrive_failed(
     p_queue text,
     p_since timestamptz,
@@ -2094,6 +2102,11 @@ begin
             errcode = 'LJ007',
             message = 'since must not be NULL',
             hint    = 'A job that failed before that time is left alone.';
+    end if;
+    if p_failure_code is not null and not _is_name(p_failure_code, 128) then
+        raise exception using
+            errcode = 'LJ005',
+            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
     end if;
     if (p_limit between 1 and 10000) is not true then
         raise exception using
@@ -2179,11 +2192,11 @@ end;
 $$;
 comment on function
 redrive_failed(text, timestamptz, timestamptz, text, integer, integer) is
-'Queues up to p_limit failed jobs of a queue again, those first that failed first: that '
-'failed since a time and before another or ever (NULL), with one failure code or any '
-'(NULL), with that many more attempts each; answers how many; audited. Refuses a queue '
-'that is not declared (LJ003), a NULL since, other than 1 to 10000 jobs or 1 to 100 '
-'attempts (LJ007).';
+'Queues up to p_limit failed jobs of a queue again, those first that failed first: '
+'that failed since a time and before another or ever (NULL), with one failure code or '
+'any (NULL), with that many more attempts each; answers how many; audited. Refuses a '
+'queue that is not declared (LJ003), a malformed failure code (LJ005), a NULL since, '
+'other than 1 to 10000 jobs or 1 to 100 attempts (LJ007).';
 -- The whole permission model. Everything the owner has here is taken from PUBLIC and
 -- from the Instance's groups, then given out by this one list; what somebody granted to
 -- another role stands, and check reports it. The roles are found through the schema's

@@ -240,9 +240,9 @@ comment on type inspected_attempt is
 'One attempt of a job: running, with its lease''s end, or ended, with its outcome.';
 comment on type inspected_queue is
 'One queue: how many of its jobs are ready, scheduled (never begun, due later), '
-'waiting for a retry, running, or running under a lease that has expired (the oldest at '
-'oldest_lapse_at); and how many ended since counted_since. The five are scaled up from '
-'a sample where is_estimate says so.';
+'waiting for a retry, running, or running under a lease that has expired (the oldest '
+'at oldest_lapse_at); and how many ended since counted_since. The five are scaled up '
+'from a sample where is_estimate says so.';
 comment on type inspected_worker is
 'One worker: the leases it holds, and how many sessions of its role, or of one that '
 'may take it, are connected to the database. Leases are scaled up from a sample where '

@@ -37,7 +37,8 @@ from (
             'A prepared transaction needs COMMIT PREPARED or ROLLBACK PREPARED.'
         ),
         (
-            'table_locked', 'A transaction that is still open has locked a whole table.',
+            'table_locked',
+            'A transaction that is still open has locked a whole table.',
             'Have that session commit or roll back, or end it: pg_terminate_backend.'
         ),
         (
@@ -54,7 +55,7 @@ from (
         ),
         (
             'no_worker_connected',
-            'No session of a worker''s role, or of one that belongs to it, is connected.',
+            'No session of a worker''s role, or of one belonging to it, is connected.',
             'Start workers, and look into why they stopped. Sessions of superusers are '
             'not counted.'
         ),

@@ -332,6 +332,7 @@ class Jobs:
 
         Raises:
             InvalidQueue: The queue is not declared.
+            InvalidFailure: *failure_code* is malformed.
             InvalidArgument: *limit* is out of range, or a time is naive.
             Unauthorized: The role is neither an observer nor an operator.
         """
@@ -417,6 +418,7 @@ class Jobs:
 
         Raises:
             InvalidQueue: The queue is not declared.
+            InvalidFailure: *failure_code* is malformed.
             InvalidArgument: A number is out of range, or a time is naive.
             Unauthorized: The role is no operator.
         """

@@ -1,5 +1,5 @@
 -- A row that a transaction in progress has locked, changed or deleted names it in xmax.
--- Behind whoever waits to lock a table everybody waits, as behind whoever has locked it.
+-- Behind whoever waits to lock a table everybody waits, as behind whoever locked it.
 create or replace function _explained_lock(p_answer explained_job, p_locker xid)
 returns explained_job
 language plpgsql

@@ -22,6 +22,11 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 begin
+    if p_failure_code is not null and not _is_name(p_failure_code, 128) then
+        raise exception using
+            errcode = 'LJ005',
+            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+    end if;
     if (p_limit between 1 and 10000) is not true then
         raise exception using
             errcode = 'LJ007',
@@ -69,8 +74,10 @@ begin
     limit p_limit;
 end;
 $$;
-comment on function inspect_failures(text, timestamptz, integer, text, timestamptz, uuid) is
+comment on function
+inspect_failures(text, timestamptz, integer, text, timestamptz, uuid) is
 'The jobs that have failed and were not redriven, newest first: of one queue or all '
 '(NULL), since a time or ever (NULL), with one failure code or any (NULL). The next '
 'page is asked for with ended_at and job_id of the last row. Refuses a queue that is '
-'not declared (LJ003) and other than 1 to 10000 rows (LJ007).';
+'not declared (LJ003), a malformed failure code (LJ005), other than 1 to 10000 rows '
+'(LJ007).';

@@ -23,6 +23,6 @@ begin
 end;
 $$;
 comment on function enforce_retention(integer) is
-'Purges up to p_limit jobs that ended longer than retention_seconds ago, and answers how '
-'many: 0 where none is set. For any scheduler, again and again until it answers fewer '
-'than p_limit; audited as purge. Refuses other than 1 to 10000 jobs (LJ007).';
+'Purges up to p_limit jobs that ended longer than retention_seconds ago, and answers '
+'how many: 0 where none is set. For any scheduler, again and again until it answers '
+'fewer than p_limit; audited as purge. Refuses other than 1 to 10000 jobs (LJ007).';

@@ -32,6 +32,11 @@ begin
             message = 'since must not be NULL',
             hint    = 'A job that failed before that time is left alone.';
     end if;
+    if p_failure_code is not null and not _is_name(p_failure_code, 128) then
+        raise exception using
+            errcode = 'LJ005',
+            message = 'failure_code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -';
+    end if;
     if (p_limit between 1 and 10000) is not true then
         raise exception using
             errcode = 'LJ007',
@@ -116,8 +121,8 @@ end;
 $$;
 comment on function
 redrive_failed(text, timestamptz, timestamptz, text, integer, integer) is
-'Queues up to p_limit failed jobs of a queue again, those first that failed first: that '
-'failed since a time and before another or ever (NULL), with one failure code or any '
-'(NULL), with that many more attempts each; answers how many; audited. Refuses a queue '
-'that is not declared (LJ003), a NULL since, other than 1 to 10000 jobs or 1 to 100 '
-'attempts (LJ007).';
+'Queues up to p_limit failed jobs of a queue again, those first that failed first: '
+'that failed since a time and before another or ever (NULL), with one failure code or '
+'any (NULL), with that many more attempts each; answers how many; audited. Refuses a '
+'queue that is not declared (LJ003), a malformed failure code (LJ005), a NULL since, '
+'other than 1 to 10000 jobs or 1 to 100 attempts (LJ007).';

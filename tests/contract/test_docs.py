@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import psycopg
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
 PAGES = sorted(DOCS.glob("**/*.md"))
 
@@ -60,3 +63,61 @@ def test_sql_of_a_page_runs_as_it_stands(owner, enqueue, claim, worker, prefix, 
 def test_every_link_of_a_page_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_run_as_they_stand(page, request):
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    if not blocks:
+        return
+    newcomer = request.getfixturevalue("newcomer")
+    newcomer("lenso-jobs", "setup", "--config", "jobs.json")
+
+    for block in blocks:
+        newcomer("bash", "-ec", newcomer.ours(block))
+
+
+ANSWERS = {
+    "setup": ("", "is ready"),
+    "plan": ("", "Nothing is to be done"),
+    "upgrade": ("", "up to date"),
+    "check": ("", "as it should be"),
+    "configure": ("--yes", ""),
+    "health": ("", ""),
+    "explain": ("{job_id}", "ended"),
+    "stats": ("", "email"),
+    "inspect": ("{job_id}", "failed"),
+    "failures": ("", "smtp.timeout"),
+    "redrive": ("{job_id} --yes", "queued"),
+    "purge": ("--older-than 30d --yes", "0 jobs"),
+    "retire": ("--yes", "0 jobs"),
+    "metrics": ("", "lenso_jobs_up"),
+    "uninstall": ("--yes", ""),
+}
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_does_what_it_is_there_for(newcomer):
+    (table,) = re.findall(
+        r"^\| command \| does \|\n(.*?)\n\n", README, re.DOTALL | re.MULTILINE
+    )
+    listed = re.findall(r"(?:^\|| or|,) `(\w+)", table, re.MULTILINE)
+    assert set(listed) == ANSWERS.keys()
+    newcomer("lenso-jobs", "setup", "--config", "jobs.json")
+    with psycopg.connect(newcomer.conninfo, autocommit=True) as connection:
+        accounts, worker = newcomer.ours('"accounts" "email-worker"').split()
+        connection.execute(f"set role {accounts}")
+        (job_id,) = connection.execute(
+            "select job_id from jobs_email.enqueue('email', 'send', '{}', 'k')"
+        ).fetchone()
+        connection.execute(f"set role {worker}")
+        connection.execute(
+            "select jobs_email.fail(job_id, lease_token, 'smtp.timeout', false)"
+            " from jobs_email.claim('email')"
+        )
+
+    for name, (options, answer) in ANSWERS.items():
+        arguments = options.format(job_id=job_id).split()
+        said = newcomer("lenso-jobs", name, "--config", "jobs.json", *arguments)
+        assert answer in said, (name, said)

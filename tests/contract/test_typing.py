@@ -42,6 +42,7 @@ def mypy(tmp_path):
     return mypy
 
 
+@pytest.mark.slow
 def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
@@ -59,6 +60,7 @@ def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
     assert found == {("wrong.py", 3 + number) for number in range(len(MISTAKES))}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("basedpyright") is None, reason="without basedpyright"
 )

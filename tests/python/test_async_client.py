@@ -1021,7 +1021,7 @@ async def test_a_key_that_was_taken_is_asked_for_again_and_nothing_sent_is_misse
     acts.append(lambda: later.extend(locks()))
 
     async with standing(Stand(autocommit=True)) as jobs:
-        assert await jobs.wait("email", 0.1) is False
+        assert await jobs.wait("email", 0.3) is False
         assert later == [("ShareLock", True)]
 
         # Asking for it, the second wait is told with the answer what was sent before:

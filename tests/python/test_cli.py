@@ -330,9 +330,15 @@ def test_help_tells_the_exit_codes(command):
 @pytest.mark.parametrize(
     "url",
     [
-        f"postgresql://ada:{PASSWORD}@localhost:1/jobs",
-        f"postgresql://ada:p@{PASSWORD}@localhost:1/jobs",
-        f"postgresql://ada:p/{PASSWORD}@localhost:1/jobs",
+        pytest.param(
+            f"postgresql://ada:{PASSWORD}@localhost:1/jobs", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            f"postgresql://ada:p@{PASSWORD}@localhost:1/jobs", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            f"postgresql://ada:p/{PASSWORD}@localhost:1/jobs", marks=pytest.mark.slow
+        ),
         f"password='{PASSWORD}",
         b"postgresql://ada:hush-hush\xff@localhost:1/jobs",
     ],

@@ -121,6 +121,7 @@ def test_a_demonstration_on_its_own_server_shows_four_fates_and_leaves_nothing(d
     assert not is_running(server)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -157,6 +158,7 @@ def shared(conninfo):
         yield psycopg.conninfo.make_conninfo(conninfo, dbname="postgres"), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(None, 0), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )

@@ -174,6 +174,7 @@ def test_a_throw_away_server_is_gone_with_its_directory():
     assert not directory.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_says_why_and_leaves_nothing():
     before = set(Path(tempfile.gettempdir()).glob("lenso-jobs-*"))
     server = EmbeddedServer(settings={"max_connections": "many"})
@@ -199,6 +200,7 @@ def test_a_kept_cluster_keeps_its_data_across_starts(open_directory):
     assert fsync == ("on",)
 
 
+@pytest.mark.slow
 def test_a_kept_cluster_may_be_named_by_a_relative_path(open_directory, monkeypatch):
     monkeypatch.chdir(open_directory)
 
@@ -208,6 +210,7 @@ def test_a_kept_cluster_may_be_named_by_a_relative_path(open_directory, monkeypa
     assert (open_directory / "cluster" / "data" / "PG_VERSION").exists()
 
 
+@pytest.mark.slow
 def test_no_mode_of_a_directory_that_is_not_the_server_s_own_is_changed(
     open_directory,
 ):
@@ -288,6 +291,7 @@ def test_an_ordinary_user_runs_the_server_itself(environment, open_directory):
     assert not Path(data).parent.exists()
 
 
+@pytest.mark.slow
 @as_root
 @on_linux
 @pytest.mark.skipif(

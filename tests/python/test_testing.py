@@ -528,6 +528,7 @@ def test_without_libpq_one_is_told_what_to_install(monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_without_a_given_server_one_of_our_own_comes_and_goes(start, tmp_path):
     try:
         find_programs()
@@ -604,6 +605,7 @@ def test_the_document_and_the_tables_are_the_applications(jobs_instance):
     assert left("^email-worker$") != []
 
 
+@pytest.mark.slow
 def test_processes_on_one_server_share_callers_and_the_last_drops_them(
     start, left, role, tmp_path
 ):

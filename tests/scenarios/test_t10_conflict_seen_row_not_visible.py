@@ -138,6 +138,6 @@ def test_a_rush_above_read_committed_makes_one_job_a_key(rush, owner):
     judge(answers, owner)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_long_rush_for_ten_keys_makes_one_job_a_key(rush, owner):
     judge(rush(sessions=16, calls=1000), owner)

@@ -115,7 +115,7 @@ class Storm:
 
 
 @pytest.mark.parametrize(
-    ("size", "seconds"), [(40, 0.2), pytest.param(200, 15, marks=pytest.mark.slow)]
+    ("size", "seconds"), [(40, 0.2), pytest.param(200, 15, marks=pytest.mark.long)]
 )
 def test_nobody_deadlocks_while_all_are_at_the_same_jobs(
     size, seconds, client, beneath, configure, operator, background, until, owner

@@ -40,7 +40,7 @@ def test_batches_that_both_met_a_third_do_not_deadlock(
     assert owner.value("select count(*) from live_job") == len(ascii_uppercase)
 
 
-@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.long)])
 def test_batches_in_opposite_orders_never_deadlock(rounds, client, owner, background):
     start = Barrier(2, timeout=20)
 

@@ -39,7 +39,7 @@ def test_the_wait_doubles_up_to_the_cap_at_any_attempt(
     ]
 
 
-@pytest.mark.parametrize("batches", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_many_jobs_that_fail_at_once_come_back_spread_out(
     batches, producer, worker, configure, owner
 ):

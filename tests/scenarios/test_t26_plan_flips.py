@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-ENDED = [20_000, pytest.param(2_000_000, marks=pytest.mark.slow)]
+ENDED = [20_000, pytest.param(2_000_000, marks=pytest.mark.long)]
 DUE = 50
 CALLS = 20
 LIMITS = (1, 3, 50)

@@ -13,7 +13,7 @@ import pytest
 
 SIZES = [
     pytest.param(5_000, 500, id="5,000 jobs"),
-    pytest.param(500_000, 5_000, id="500,000 jobs", marks=pytest.mark.slow),
+    pytest.param(500_000, 5_000, id="500,000 jobs", marks=pytest.mark.long),
 ]
 LIVE = 1_000
 

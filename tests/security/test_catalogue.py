@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+from lenso_jobs._assets import asset_dir
 from lenso_jobs.config import Configuration
-from lenso_jobs.operator import setup
+from lenso_jobs.operator import setup, upgrade
 
 # Everything of a schema that has an access list, and the one it has by default.
 GRANTS = """
@@ -194,3 +196,106 @@ def test_public_has_nothing_where_default_privileges_would_give_it_everything(ge
             connection.execute(f"drop role if exists {prefix}_workers")
 
     assert granted == []
+
+
+# What the one list names, and nothing else
+
+
+def listed():
+    """What sql/9_grants.sql gives: (kind of role, object)."""
+    text = (asset_dir("sql") / "9_grants.sql").read_text(encoding="utf-8")
+    given = {
+        (kind, f"jobs_email.{signature}")
+        for kinds, words in re.findall(
+            r"\(\s*'((?:producer|worker|observer|operator)[a-z ]*)',\s*((?:'[^']+'\s*)+)\)",
+            text,
+        )
+        for kind in kinds.split()
+        for signature in [
+            "".join(re.findall(r"'([^']+)'", words))
+            .replace(", ", ",")
+            .replace("timestamptz", "timestamp with time zone")
+        ]
+    }
+    (views,) = re.findall(r"'grant select on ([a-z_, ]+?) ?'", text)
+    return given | {
+        (kind, each)
+        for kind in ("producer", "worker", "observer", "operator")
+        for each in (
+            "jobs_email",
+            *(f"jobs_email.{view}" for view in views.split(", ")),
+        )
+    }
+
+
+@pytest.fixture
+def upgraded(new_database, earlier, document):
+    """An Instance that began as the first release's, and its prefix."""
+    prefix = f"upgraded_{uuid4().hex[:10]}"
+    conninfo = new_database(prefix)
+    configuration = Configuration.from_json(document(role_prefix=prefix))
+    _, again = earlier(1)
+    setup(configuration, conninfo)
+    again()
+    upgrade(configuration, conninfo)
+    with psycopg.connect(conninfo) as connection:
+        yield connection, prefix
+
+
+@pytest.mark.parametrize("how", ["fresh", "upgraded"])
+def test_every_grant_on_anything_in_the_database_is_one_that_the_list_names(
+    how, owner, prefix, request
+):
+    session, prefix = (
+        (owner, prefix) if how == "fresh" else request.getfixturevalue("upgraded")
+    )
+
+    # Whatever has an access list, of whatever kind, depends on the roles in it.
+    granted = {
+        (role.removeprefix(f"{prefix}_"), name.replace("pg_catalog.", ""))
+        for role, name in session.execute(
+            "select d.refobjid::regrole::text,"
+            " (pg_identify_object(d.classid, d.objid, d.objsubid)).identity"
+            " from pg_shdepend as d join pg_database as b on b.oid = d.dbid"
+            " where b.datname = current_database() and d.deptype = 'a'"
+        )
+    }
+    defaults = session.execute("select from pg_default_acl").fetchall()
+    columns = session.execute(
+        "select from pg_attribute as a join pg_class as c on c.oid = a.attrelid"
+        " where c.relnamespace = 'jobs_email'::regnamespace and a.attacl is not null"
+    ).fetchall()
+
+    assert granted == listed()
+    assert granted_to_public(session) == []
+    assert (defaults, columns) == ([], [])
+
+
+def test_a_grant_that_the_list_does_not_name_is_a_finding(owner, observer, prefix):
+    for grant in (
+        "select on job to stranger",
+        "select (payload) on job to {0}_observer",
+        "usage on sequence operator_act_operator_act_id_seq to {0}_worker",
+        "usage on type instant to public",
+        "usage on type leased_job to stranger",
+        "select on installed_object to {0}_operator",
+        "execute on function _objects() to public",
+        "create on schema jobs_email to stranger",
+    ):
+        owner.execute(f"grant {grant.format(prefix)}")
+
+    found = observer.rows("select finding, subject from inspect_health()")
+
+    assert found == [
+        ("grant_stray", subject.format(prefix))
+        for subject in (
+            "create on the schema to stranger",
+            "execute on _objects() to public",
+            "select on installed_object to {0}_operator",
+            "select on job to stranger",
+            "select on job.payload to {0}_observer",
+            "usage on operator_act_operator_act_id_seq to {0}_worker",
+            "usage on type instant to public",
+            "usage on type leased_job to stranger",
+        )
+    ]

@@ -358,66 +358,6 @@ def test_names_that_differ_in_case_alone_are_two_callers(new_caller, connect, wh
     assert whose("k") == sorted([lower, upper])
 
 
-def test_t11_names_and_keys_that_run_together_to_one_text_are_two_jobs(
-    new_caller, connect, owner
-):
-    name = uuid4().hex
-    joined, plain = (
-        connect(new_caller("producer", name=n)) for n in (f"{name}:b", name)
-    )
-
-    first = enqueue_as(joined, "c", '{"of": "joined"}')
-    second = enqueue_as(plain, "b:c", '{"of": "plain"}')
-
-    assert first != second
-    assert owner.rows("select producer, idempotency_key from job order by 1") == [
-        (name, "b:c"),
-        (f"{name}:b", "c"),
-    ]
-
-
-def test_t11_two_producers_with_one_key_have_two_jobs_and_learn_nothing(
-    producer, other_producer, owner
-):
-    ask = "select created from jobs_email.enqueue('email', 'send', %s, 'k')"
-
-    mine = producer.value(ask, '{"of": "accounts"}')
-    theirs = other_producer.value(ask, '{"of": "organization"}')
-
-    assert (mine, theirs) == (True, True)
-    assert owner.value("select count(*) from job") == 2
-
-
-def test_t11_a_role_renamed_is_a_caller_that_nobody_declared(
-    new_caller, new_role, connect, owner, whose
-):
-    name = new_caller("producer")
-    renamed = f"{name}_new"
-    enqueue_as(connect(name))
-
-    owner.execute(f'alter role "{name}" rename to "{renamed}"')
-    with connect(renamed).refusing("42501") as refusal:
-        enqueue_as(connect(renamed))
-    owner.execute(f'alter role "{renamed}" rename to "{name}"')
-
-    assert "SET ROLE" in refusal.value.diag.message_hint
-    assert whose("k") == [name]
-
-
-def test_t11_a_role_dropped_and_made_again_is_the_same_caller(
-    new_caller, connect, owner, prefix
-):
-    name = new_caller("producer")
-    first = enqueue_as(connect(name))
-
-    owner.execute(f'drop role "{name}"')
-    owner.execute(f'create role "{name}" login')
-    owner.execute(f'grant "{prefix}_producer" to "{name}"')
-    second = enqueue_as(connect(name))
-
-    assert second == first
-
-
 # A lease is its worker's alone
 
 

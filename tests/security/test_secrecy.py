@@ -363,14 +363,18 @@ def test_payload_and_key_are_kept_in_the_job_alone(
 
 
 def test_no_read_of_the_instance_shows_a_payload_a_key_or_a_token(
-    enqueue, claim, observer, owner
+    enqueue, claim, observer, operator, owner, worker
 ):
     job_id = enqueue(payload={"card": SECRET}, key=KEY)
     _, token = claim()
     digest = owner.value("select encode(lease_token_hash, 'hex') from live_job")
+    failed = enqueue(payload={"card": SECRET}, key=f"{KEY}-2")
+    lease = claim()
+    worker.execute("select fail(%s, %s, 'smtp.down', false)", lease)
+    operator.execute("select purge(clock_timestamp() - interval '1 day')")
 
     reads = owner.rows(
-        "select p.proname, p.pronargs from pg_proc as p"
+        "select p.proname, p.pronargs - p.pronargdefaults from pg_proc as p"
         " where p.pronamespace = 'jobs_email'::regnamespace"
         " and has_function_privilege('operations', p.oid, 'execute')"
     )
@@ -384,9 +388,13 @@ def test_no_read_of_the_instance_shows_a_payload_a_key_or_a_token(
         for name, arguments in reads
     )
 
-    assert str(job_id) in answers
+    assert len(reads) == 8
+    for shown_to_observers in (str(job_id), str(failed), "purge"):
+        assert shown_to_observers in answers
     assert not [
-        secret for secret in (SECRET, token, token[10:], digest) if secret in answers
+        secret
+        for secret in (SECRET, token, token[10:], digest, lease[1][10:])
+        if secret in answers
     ]
 
 

@@ -9,10 +9,11 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from lenso_jobs._prepare import verify
 from lenso_jobs.config import Configuration, ConfigurationError
-from lenso_jobs.errors import InvalidArgument
+from lenso_jobs.errors import InvalidArgument, SchemaNotReady
 from lenso_jobs.operator import setup
 
 BOOTSTRAP = Path(__file__).parents[2] / "sql" / "bootstrap.sql"
@@ -164,23 +165,6 @@ def test_set_up_refuses_callers_that_only_the_server_can_know(
 
     with pytest.raises(InvalidArgument):
         setup(Configuration.from_json(json.dumps(fields)), conninfo)
-
-    assert made() == []
-
-
-@pytest.mark.parametrize(
-    "schema",
-    ["public", "pg_jobs", "information_schema", "Jobs", "jobs-eu", "", "x" * 49],
-)
-def test_bootstrap_refuses_a_schema_or_prefix_that_is_no_plain_name(
-    schema, fresh, connect, made
-):
-    admin = connect()
-
-    with admin.refusing("LJ007"):
-        bootstrap(admin, document(schema, fresh))
-    with admin.refusing("LJ007"):
-        bootstrap(admin, document("jobs_other", schema))
 
     assert made() == []
 
@@ -439,3 +423,25 @@ def test_a_caller_that_does_not_exist_is_made_without_a_login(
         "rolpassword": None,
     }
     owner.execute("drop schema jobs_other cascade")
+
+
+def test_a_client_runs_nothing_of_a_schema_that_somebody_else_made(
+    new_role, connect, owner, conninfo, fresh
+):
+    name = new_role()
+    owner.execute(f'grant create on database "{owner.info.dbname}" to "{name}"')
+    connect(name).execute(
+        "create schema jobs_other; grant usage on schema jobs_other to public;"
+        " create function jobs_other.trap() returns integer language plpgsql"
+        " as $$ begin raise 'trapped %', session_user; end $$;"
+        " create view jobs_other.installed_version as"
+        "  select jobs_other.trap() as version;"
+        " grant select on jobs_other.installed_version to public"
+    )
+    configuration = Configuration.from_json(json.dumps(document("jobs_other", fresh)))
+
+    with (
+        psycopg.connect(make_conninfo(conninfo, user="accounts")) as connection,
+        pytest.raises(SchemaNotReady, match="holds no Instance"),
+    ):
+        verify(connection, configuration)

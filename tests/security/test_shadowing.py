@@ -24,8 +24,18 @@ EXPECTED = [
     ("next", True),
     ("redrive", "LJ007"),
     ("retire_expired", 0),
+    ("attempts", [(1, "retried")]),
+    ("failures", []),
+    ("queues", [("email", 0, 1, 0), ("slow", 0, 0, 0)]),
+    ("workers", [("email-worker", 0), ("spare-worker", 0)]),
+    ("health", []),
+    ("explain the other", "retry_waiting"),
     ("purge", 1),
+    ("enforce_retention", 0),
+    ("redrive_failed", 0),
     ("inspect the purged", "LJ006"),
+    ("explain the purged", ("purged_or_unknown", "OPERATOR")),
+    ("acts", ["redrive_failed", "purge", "retire_expired", "configure"]),
 ]
 
 
@@ -99,12 +109,33 @@ def life(producer, worker, observer, operator):
     one("next", worker, f"select {SCHEMA}.next_available_at('email') is not null")
     one("redrive", operator, f"select {SCHEMA}.redrive(%s)", done[0])
     one("retire_expired", operator, f"select {SCHEMA}.retire_expired()")
+    for step, statement in {
+        "attempts": "attempt, outcome from {}.inspect_attempts(%s)",
+        "failures": "job_id from {}.inspect_failures('email')",
+        "queues": "queue, ready, retry_waiting, running from {}.inspect_queues()",
+        "workers": "worker, leases from {}.inspect_workers()",
+        "health": "finding, subject from {}.inspect_health()",
+    }.items():
+        of_a_job = [retried[0]] if "%s" in statement else []
+        tell(step, observer, f"select {statement.format(SCHEMA)}", *of_a_job)
+    explain = f"select reason, who from {SCHEMA}.explain_job(%s)"
+    told.append(("explain the other", observer.rows(explain, retried[0])[0][0]))
     one(
         "purge",
         operator,
         f"select {SCHEMA}.purge(pg_catalog.clock_timestamp())",
     )
+    one("enforce_retention", operator, f"select {SCHEMA}.enforce_retention()")
+    one(
+        "redrive_failed",
+        operator,
+        f"select {SCHEMA}.redrive_failed('email', 'epoch', p_failure_code => 'x')",
+    )
     one("inspect the purged", observer, f"select {SCHEMA}.inspect(%s)", done[0])
+    reason, who = observer.rows(explain, done[0])[0]
+    whose = "OPERATOR" if who == operator.info.user else who
+    told.append(("explain the purged", (reason, whose)))
+    column("acts", observer, f"select act from {SCHEMA}.inspect_acts()")
     return told
 
 
@@ -211,6 +242,12 @@ def test_t38_a_schema_with_functions_operators_and_casts_of_ones_own_is_not_used
         ("text, integer", "boolean", "_is_name", "select true"),
         ("uuid[]", "integer", "cardinality", "select 7"),
         ("text, boolean", "text", "current_setting", "select 'organization'::text"),
+        ("text", "regclass", "to_regclass", "select null::regclass"),
+        ("text, text", "text", "format", "select ''::text"),
+        ("text", "text", "md5", "select ''::text"),
+        ("oid, oid, text", "boolean", "pg_has_role", "select false"),
+        ("text, timestamptz", "double precision", "date_part", "select 0"),
+        ("regclass", "bigint", "pg_relation_size", "select 1000000000000"),
         ("text", "text", "current_setting", "select 'organization'::text"),
     ):
         owner.execute(
@@ -227,6 +264,9 @@ def test_t38_a_schema_with_functions_operators_and_casts_of_ones_own_is_not_used
         ("<=", "integer", "integer", "false"),
         ("~", "text", "text", "true"),
         ("?", "jsonb", "text", "true"),
+        ("=", "oid", "oid", "false"),
+        ("=", "name", "name", "false"),
+        ("<>", "text", "text", "true"),
         ("-", "jsonb", "text[]", "null"),
     ):
         result = "jsonb" if answer == "null" else "boolean"
@@ -251,6 +291,29 @@ def test_t38_a_schema_with_functions_operators_and_casts_of_ones_own_is_not_used
         session.execute(f"set search_path = {path}")
 
     assert life(*sessions) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["view", "table"])
+def test_t38_what_the_instance_may_lack_is_not_looked_for_among_temporary_relations(
+    kind, owner, observer
+):
+    owner.execute("drop table yoyo_lock, _yoyo_migration")
+    before = observer.rows("select finding, subject from inspect_health()")
+    observer.execute(
+        "create function pg_temp.trap() returns integer language plpgsql"
+        " as $$ begin raise 'as %', current_user; end $$"
+    )
+    for name, columns in (
+        ("yoyo_lock", "{} as pid, 'now'::timestamp as ctime"),
+        ("_yoyo_migration", "'0009-' || {} as migration_id"),
+    ):
+        value = "pg_temp.trap()" if kind == "view" else "1"
+        observer.execute(f"create temp {kind} {name} as select {columns.format(value)}")
+        observer.execute(f"grant select on {name} to public")
+
+    found = observer.rows("select finding, subject from inspect_health()")
+
+    assert found == before == []
 
 
 def test_t38_a_schema_named_like_the_caller_is_not_used(sessions, owner):
@@ -280,6 +343,7 @@ def test_t38_a_schema_named_like_the_caller_is_not_used(sessions, owner):
         ("array_nulls", "off"),
         ("row_security", "off"),
         ("quote_all_identifiers", "on"),
+        ("stats_fetch_consistency", "snapshot"),
         ("plan_cache_mode", "force_custom_plan"),
         ("from_collapse_limit", "1"),
         ("enable_nestloop", "off"),

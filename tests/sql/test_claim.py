@@ -270,6 +270,23 @@ def test_claim_takes_the_older_due_before_the_first_enqueued_one_by_one(
     assert claimed == job_ids
 
 
+def test_claim_asks_for_its_order_and_does_not_take_what_an_index_gives(
+    worker, owner, enqueue
+):
+    job_ids = [enqueue() for _ in range(3)]
+    owner.execute("drop index live_job_claimable_idx")
+    owner.execute("create index live_job_claimable_idx on live_job (queue)")
+    owner.execute(
+        "update live_job set available_at = clock_timestamp()"
+        " - make_interval(mins => array_position(%s, job_id))",
+        (job_ids,),
+    )
+
+    claimed = [worker.row(CLAIM, "email", 1)["job_id"] for _ in range(3)]
+
+    assert claimed == job_ids[::-1]
+
+
 def test_claim_takes_a_scheduled_job_once_it_is_due(connect, enqueue, make_due):
     job_id = enqueue(available_at="2040-01-01T00:00:00Z")
     assert connect("email-worker").rows(CLAIM, "email", 1) == []

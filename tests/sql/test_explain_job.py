@@ -36,8 +36,8 @@ def test_every_reason_is_explained_in_words(observer):
 
 
 def test_a_due_job_is_ready_behind_those_before_it(worker, enqueue, explain):
-    first, second = enqueue(), enqueue()
     enqueue(queue="slow")
+    first, second = enqueue(), enqueue()
 
     assert (explain(first)["reason"], explain(first)["ahead"]) == ("ready", 0)
     assert (explain(second)["reason"], explain(second)["ahead"]) == ("ready", 1)
@@ -51,8 +51,47 @@ def test_what_runs_is_not_ahead_of_a_ready_job(worker, enqueue, claim, explain):
     assert (explain(second)["reason"], explain(second)["ahead"]) == ("ready", 0)
 
 
+def test_those_ahead_are_due_earlier_or_enqueued_before_at_one_instant(
+    worker, enqueue, explain, owner
+):
+    jobs = enqueue(), enqueue(), enqueue()
+    owner.execute(
+        "update live_job set available_at = clock_timestamp() - interval '1 min'"
+        " * case job_id when %s then 2 else 1 end from (select) as one",
+        (jobs[2],),
+    )
+    owner.execute(
+        "update live_job set available_at = (select max(available_at) from live_job)"
+        " where job_id <> %s",
+        (jobs[2],),
+    )
+
+    assert [explain(job_id)["ahead"] for job_id in jobs] == [1, 2, 0]
+
+
+def test_no_more_than_10000_are_counted_ahead(worker, enqueue, explain, owner):
+    job_id = enqueue()
+    owner.execute(
+        "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"
+        " select gen_random_uuid(), '2020-01-01', 0, 3, 'email'"
+        " from generate_series(1, 10001)"
+    )
+
+    assert explain(job_id)["ahead"] == 10000
+
+
+def test_a_lapsed_lease_is_ahead_of_a_ready_job(
+    worker, enqueue, claim, expire, explain
+):
+    enqueue()
+    expire(claim()[0])
+
+    assert explain(enqueue())["ahead"] == 1
+
+
 def test_an_answer_says_what_it_means_and_what_to_do(worker, enqueue, explain):
     job_id = enqueue()
+    enqueue()
 
     row = explain(job_id)
 
@@ -145,19 +184,118 @@ def test_a_row_that_a_transaction_holds_is_locked_by_its_session(
     assert facts(job_id)["reason"] != "row_locked"
 
 
+def test_an_answer_goes_by_the_clock_and_not_by_when_its_statement_began(
+    worker, enqueue, claim, observer, owner
+):
+    enqueue()
+    lapsing, _ = claim()
+    falling_due = enqueue(available_at=LATER)
+    soon = owner.value("select clock_timestamp() + interval '150 ms'")
+    owner.execute(
+        "update live_job set lease_expires_at = %s where lease_owner is not null",
+        (soon,),
+    )
+    owner.execute(
+        "update live_job set available_at = %s where lease_owner is null", (soon,)
+    )
+
+    assert observer.rows(
+        "with slept as materialized (select pg_sleep_until(%s))"
+        " select (explain_job(%s)).reason, (explain_job(%s)).reason from slept",
+        *(soon, lapsing, falling_due),
+    ) == [("lease_expired", "ready")]
+
+
+def test_what_its_own_transaction_holds_is_not_in_the_way(worker, enqueue, owner):
+    job_id = enqueue()
+
+    with owner.transaction():
+        owner.execute("select from live_job for update")
+        held = owner.value("select reason from explain_job(%s)", job_id)
+        owner.execute("lock table job")
+        shut = owner.value("select reason from explain_job(%s)", job_id)
+
+    assert (held, shut) == ("ready", "ready")
+
+
+def test_whoever_waits_for_a_row_locks_no_table(
+    enqueue, hold, connect, facts, background, blocked
+):
+    job_id = enqueue()
+    holder, waiter = hold(job_id), connect()
+    waiting = background(waiter.execute, "select from live_job for update")
+    blocked(waiter, holder)
+
+    answer = facts(job_id)
+    holder.execute("rollback")
+    waiting.result()
+
+    assert (answer["reason"], answer["pid"]) == ("row_locked", holder.pid)
+
+
+def test_who_has_locked_a_table_is_named_before_whoever_waits_to(
+    enqueue, owner, connect, facts, background, blocked
+):
+    job_id = enqueue()
+    reader = connect()
+    reader.execute("begin; select from instance, operator_act")
+    waiters = {table: connect() for table in ("instance", "operator_act")}
+    with owner.transaction():
+        owner.execute("lock table live_job")
+        waiting = [
+            background(waiter.execute, f"begin; lock table {table}")
+            for table, waiter in waiters.items()
+        ]
+        for waiter in waiters.values():
+            blocked(waiter, reader)
+        answer = facts(job_id)
+    reader.execute("rollback")
+    for each in waiting:
+        each.result()
+
+    assert answer["pid"] == owner.pid
+
+
+def test_locks_on_other_tables_of_the_server_are_not_in_the_way(
+    worker, enqueue, facts, owner, connect, conninfo
+):
+    job_id = enqueue()
+    twin = connect(dbname=f"{owner.info.dbname}_tmpl")
+    other = connect()
+    with twin.transaction(), other.transaction():
+        twin.execute("lock table live_job, job, attempt, queue, caller")
+        other.execute("select from job, attempt, queue, caller")
+        other.execute("lock table pg_catalog.pg_largeobject, pg_catalog.pg_seclabel")
+        for n in range(20):
+            other.execute(f"create table public.other_{n} (n integer)")
+        assert facts(job_id)["reason"] == "ready"
+        with owner.transaction():
+            owner.execute("lock table live_job")
+            assert facts(job_id)["pid"] == owner.pid
+    twin.close()
+
+
 def test_a_row_that_a_prepared_transaction_holds_is_locked_by_its_owner(
-    enqueue, claim, worker, facts, configure
+    enqueue, claim, worker, facts, configure, owner
 ):
     configure(notify=False)
     job_id = enqueue()
     lease = claim()
+    other = "begin; select pg_current_xact_id(); prepare transaction '{}'"
+    names = [f"{n}-{job_id}" for n in range(6)]
+    for name in names[:3]:
+        owner.execute(other.format(name))
     worker.execute("begin")
     worker.execute("select complete(%s, %s)", lease)
     worker.execute(f"prepare transaction 'held-{job_id}'")
+    for name in names[3:]:
+        owner.execute(other.format(name))
     try:
         answer = facts(job_id)
     finally:
         worker.execute(f"rollback prepared 'held-{job_id}'")
+        for name in names:
+            owner.execute(f"rollback prepared '{name}'")
 
     assert (answer["reason"], answer["who"]) == ("row_locked", "email-worker")
     assert answer["since"] is not None
@@ -235,6 +373,24 @@ def test_damage_to_what_a_claim_needs_is_named(
     assert answer["who"] == what.format(prefix=prefix)
 
 
+def test_damage_that_no_claim_meets_is_not_in_the_way(worker, enqueue, owner, facts):
+    job_id = enqueue()
+    owner.execute("create table note (t text)")
+
+    assert facts(job_id)["reason"] == "ready"
+
+
+def test_of_several_damages_the_first_is_named(worker, enqueue, owner, facts, prefix):
+    job_id = enqueue()
+    owner.execute(
+        "drop trigger caller_is_published on caller;"
+        " drop index live_job_claimable_idx;"
+        f" revoke execute on function claim(text, integer) from {prefix}_worker"
+    )
+
+    assert facts(job_id)["who"] == f"execute on claim(text,integer) to {prefix}_worker"
+
+
 def test_without_a_declared_worker_nobody_can_claim(enqueue, owner, explain):
     job_id = enqueue()
     owner.execute("update caller set is_worker = false, is_observer = true")
@@ -242,7 +398,11 @@ def test_without_a_declared_worker_nobody_can_claim(enqueue, owner, explain):
     assert explain(job_id)["reason"] == "no_declared_worker"
 
 
-def test_without_a_session_of_a_worker_nobody_claims(enqueue, explain, connect):
+def test_without_a_session_of_a_worker_nobody_claims(enqueue, explain, connect, owner):
+    enqueue(queue="slow")
+    owner.execute(
+        "update live_job set lease_owner = 'x', lease_expires_at = '2040-01-01'"
+    )
     job_id = enqueue()
     assert explain(job_id)["reason"] == "no_worker_connected"
 
@@ -304,6 +464,22 @@ def test_an_ended_job_says_how_and_by_whom(enqueue, claim, worker, owner, facts,
     }
 
 
+def test_it_is_the_last_attempt_of_the_job_that_is_told(
+    enqueue, claim, worker, make_due, facts
+):
+    first, second = enqueue(), enqueue()
+    fail = "select fail(%s, %s, %s, %s)"
+    worker.execute(fail, (*claim(), "a", True))
+    make_due(first)
+    worker.execute(fail, (*claim(), "b", False))
+    worker.execute(fail, (*claim(), "c", False))
+
+    assert [
+        (answer["attempt"], answer["failure_code"])
+        for answer in (facts(first), facts(second))
+    ] == [(2, "b"), (1, "c")]
+
+
 def test_a_job_whose_rows_were_deleted_by_hand_lacks_evidence(enqueue, owner, explain):
     job_id = enqueue()
     owner.execute("delete from live_job")
@@ -316,9 +492,14 @@ def test_a_purged_job_names_the_purge_it_may_have_fallen_to(
 ):
     created = owner.value("select clock_timestamp()")
     job_id = enqueue()
-    worker.execute("select complete(%s, %s)", claim())
-    before = owner.value("select clock_timestamp()")
-    assert operator.value("select purge(%s)", before) == 1
+    for _ in range(2):
+        worker.execute("select complete(%s, %s)", claim())
+        enqueue()
+        before = owner.value("select clock_timestamp()")
+        assert operator.value("select purge(%s)", before) == 1
+    assert operator.value("select purge(clock_timestamp())") == 0
+    worker.execute("select fail(%s, %s, 'refused', false)", claim())
+    operator.execute("select redrive_failed('email', 'epoch', clock_timestamp())")
 
     answer = facts(job_id)
 

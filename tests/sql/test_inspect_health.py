@@ -148,13 +148,24 @@ OBJECTS = {
         "autovacuum_off",
         "live_job",
     ),
+    "update caller set is_producer = true where caller = 'operations'": (
+        "critical",
+        "membership_missing",
+        "operations",
+    ),
+    "grant {prefix}_worker to operations": (
+        "warning",
+        "membership_stray",
+        "operations",
+    ),
     "truncate instance": ("critical", "not_configured", "instance"),
     "insert into yoyo_lock values (1, clock_timestamp(), 4711)": (
         "critical",
         "migration_unfinished",
         "yoyo_lock",
     ),
-    "delete from _yoyo_migration where migration_id ~ '^0003'": (
+    "update _yoyo_migration set migration_id = '0000-none'"
+    " where migration_id ~ '^0003'": (
         "critical",
         "migration_unfinished",
         "installed_version",
@@ -181,6 +192,45 @@ def test_each_damage_is_found_and_named(owner, connect, prefix, damage):
     )
 
 
+def test_what_is_wrong_with_a_thing_is_said_once(owner, prefix):
+    with owner.transaction(force_rollback=True):
+        owner.execute(
+            "create table note (t text);"
+            " drop view error_code;"
+            " alter function claim(text, integer) security invoker;"
+            f' revoke {prefix}_worker from "email-worker";'
+            f" grant {prefix}_producer to stranger"
+        )
+        found = owner.rows(
+            "select subject, detail from inspect_health()"
+            " where finding not like 'grant\\_%'"
+        )
+
+    assert sorted(found) == [
+        ("email-worker", f"should be a member of {prefix}_worker"),
+        ("function claim(text,integer)", "is not as it was installed"),
+        ("stranger", f"is a member of {prefix}_producer"),
+        ("table note", "is not part of the Instance"),
+        ("view error_code", "is missing"),
+    ]
+
+
+def test_a_member_that_inherits_nothing_is_no_stray(owner, prefix):
+    with owner.transaction(force_rollback=True):
+        # The first says so before version 16, the second since.
+        owner.execute("alter role stranger noinherit")
+        owner.execute(f"grant {prefix}_producer to stranger")
+        found = owner.rows("select from inspect_health()")
+
+    assert found == []
+
+
+def test_an_instance_without_the_books_of_the_migration_tool_is_well(owner, health):
+    owner.execute("drop table yoyo_lock, _yoyo_migration")
+
+    assert health() == []
+
+
 def test_a_group_role_that_was_renamed_is_missed(owner, prefix):
     with owner.transaction(force_rollback=True):
         owner.execute(f"alter role {prefix}_worker rename to {prefix}_helper")
@@ -198,6 +248,73 @@ def test_a_queue_nobody_claims_from_is_silent(enqueue, owner, health, details):
     assert details("queue_silent")["detail"].startswith("1 ready, the oldest for 00:02")
 
 
+def test_all_is_found_while_others_are_at_work(
+    enqueue, producer, owner, health, hold, connect, background, blocked
+):
+    job_id = enqueue()
+    owner.execute(DUE.format("2 min"))
+    twin = connect(dbname=f"{owner.info.dbname}_tmpl")
+    elsewhere, waiter = connect(), connect()
+
+    with producer.transaction(), elsewhere.transaction(), twin.transaction():
+        enqueue(queue="slow")
+        elsewhere.execute("create table public.other (n integer)")
+        twin.execute("lock table live_job")
+        holder = hold(job_id)
+        waiting = background(waiter.execute, "select from live_job for update")
+        blocked(waiter, holder)
+        found = health()
+        holder.execute("rollback")
+        waiting.result()
+    twin.close()
+
+    assert found == [("critical", "queue_silent", "email")]
+
+
+def test_findings_go_by_the_clock_and_not_by_when_their_statement_began(
+    enqueue, claim, worker, observer, owner
+):
+    for _ in range(4):
+        enqueue()
+    for _ in range(2):
+        worker.execute("select complete(%s, %s)", claim())
+    claim()
+    soon = owner.value("select clock_timestamp() + interval '200 ms'")
+    owner.execute("update instance set retention_seconds = 10")
+    owner.execute(
+        "update live_job set available_at = clock_timestamp() - interval '5 min',"
+        " leased_at = %(soon)s - case when lease_owner is null then null"
+        "  else interval '1 min' end,"
+        " lease_expires_at = %(soon)s - case when lease_owner is null then null"
+        "  else interval '1 min' end",
+        {"soon": soon},
+    )
+    # One that ended a second from then, and one that should be gone since.
+    owner.execute(
+        "update attempt set leased_at = %(soon)s - interval '1 h',"
+        " ended_at = %(soon)s - interval '1 h' * 2 + interval '1 s'"
+        "  * case job_id when (select max(job_id::text)::uuid from attempt)"
+        "   then 7201 else 3589 end",
+        {"soon": soon},
+    )
+
+    found = observer.rows(
+        "with slept as materialized (select pg_sleep_until(%s))"
+        " select h.finding, h.since from slept, lateral"
+        " (select * from inspect_health() where pg_sleep_until(%s) is not null) as h",
+        *(soon, soon),
+    )
+
+    assert [finding for finding, _ in found] == [
+        "queue_silent",
+        "leases_expired",
+        "retention_overdue",
+    ]
+    assert found[0][1] >= owner.value(
+        "select available_at from live_job where lease_owner is null"
+    )
+
+
 def test_a_queue_whose_workers_lag_is_behind(enqueue, claim, owner, health):
     enqueue()
     enqueue()
@@ -212,6 +329,7 @@ def test_a_queue_whose_workers_lag_is_behind(enqueue, claim, owner, health):
 def test_jobs_of_a_queue_that_is_not_declared_are_counted(enqueue, owner, health):
     enqueue(queue="slow")
     owner.execute("delete from queue where queue = 'slow'")
+    owner.execute(DUE.format("20 min"))
 
     assert health() == [("warning", "queue_undeclared", "slow")]
 
@@ -267,6 +385,66 @@ def test_a_table_that_a_session_locks_is_found_without_waiting(
         assert found[0][2].startswith("live_job is locked by postgres")
 
 
+def test_only_the_tables_of_jobs_are_looked_after(owner, health):
+    with owner.transaction():
+        owner.execute("lock table operator_act in share mode")
+        owner.execute("create table public.other (n integer)")
+        assert health() == []
+
+
+def test_what_its_own_transaction_locks_is_not_found(owner):
+    with owner.transaction():
+        owner.execute("lock table live_job")
+        assert owner.rows("select from inspect_health()") == []
+
+
+def test_a_prepared_transaction_that_locks_a_table_is_found_by_its_name(
+    owner, connect, health
+):
+    name = f"locks-{owner.info.dbname}"
+    other = "begin; select pg_current_xact_id(); prepare transaction '{}'"
+    connect().execute(other.format(f"{name}-before"))
+    connect().execute(
+        f"begin; lock table live_job in share mode; prepare transaction '{name}'"
+    )
+    connect().execute(other.format(f"{name}-after"))
+    try:
+        found = health()
+    finally:
+        for end in ("", "-before", "-after"):
+            owner.execute(f"rollback prepared '{name}{end}'")
+
+    assert found == [("critical", "table_locked", f"prepared transaction {name}")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_found"),
+    [
+        ("lock table live_job", True),
+        ("lock table live_job in share mode", False),
+        ("select from live_job for update", False),
+    ],
+)
+def test_whoever_waits_is_found_if_all_wait_behind(
+    enqueue, hold, connect, observer, background, blocked, statement, is_found
+):
+    holder, waiter = hold(enqueue()), connect()
+    holder.execute("lock table live_job in row exclusive mode")
+    waiting = background(waiter.execute, f"begin; {statement}")
+    blocked(waiter, holder)
+
+    observer.execute("set lock_timeout = '1s'")
+    found = observer.rows("select subject, detail from inspect_health()")
+    holder.execute("rollback")
+    waiting.result()
+
+    assert [subject for subject, _ in found] == (
+        [f"session {waiter.pid}"] if is_found else []
+    )
+    if is_found:
+        assert found[0][1].startswith("live_job is about to be locked by postgres, ")
+
+
 @pytest.fixture
 def seeing(owner, prefix):
     """Let the owner see since when transactions are open."""
@@ -312,12 +490,19 @@ def test_a_transaction_that_wrote_here_long_ago_is_found(
     owner, connect, enqueue, worker, health, burn
 ):
     enqueue()
-    with worker.transaction():
+    elsewhere, locking = connect(), connect()
+    with worker.transaction(), elsewhere.transaction(), locking.transaction():
         worker.execute("select from claim('email')")
+        elsewhere.execute("select pg_current_xact_id()")
+        locking.execute("select pg_current_xact_id()")
+        locking.execute("lock table attempt in share mode")
         burn(owner, 1100)
         found = health()
 
-    assert found == [("warning", "transaction_open", f"session {worker.pid}")]
+    assert found == [
+        ("critical", "table_locked", f"session {locking.pid}"),
+        ("warning", "transaction_open", f"session {worker.pid}"),
+    ]
 
 
 def test_a_prepared_transaction_is_found_by_its_name(owner, connect, enqueue, burn):
@@ -349,17 +534,36 @@ def test_an_owner_that_may_see_them_judges_transactions_by_the_clock(
     ("statement", "finding"),
     [
         (
-            "update job set created_at = clock_timestamp() + interval '1 min'",
-            "clock_went_back",
-        ),
-        (
-            "update attempt set ended_at = clock_timestamp() + interval '1 min'",
+            "update job set created_at = clock_timestamp() + interval '1 min' where {}",
             "clock_went_back",
         ),
         (
             (
-                "update attempt set ended_at = clock_timestamp() - interval '2 days';"
-                "update instance set retention_seconds = 86400"
+                "update attempt set ended_at = clock_timestamp() + interval '1 min'"
+                " where {}"
+            ),
+            "clock_went_back",
+        ),
+        (
+            (
+                "update attempt set ended_at = clock_timestamp() + interval '1 min',"
+                " outcome = 'lease_expired', failure_code = 'attempts_exhausted'"
+                " where {}"
+            ),
+            "clock_went_back",
+        ),
+        (
+            (
+                "update attempt set ended_at = clock_timestamp() - interval '2 days',"
+                " outcome = 'lease_expired', failure_code = 'attempts_exhausted'"
+                " where {}; update instance set retention_seconds = 86400"
+            ),
+            "retention_overdue",
+        ),
+        (
+            (
+                "update attempt set ended_at = clock_timestamp() - interval '2 days'"
+                " where {}; update instance set retention_seconds = 86400"
             ),
             "retention_overdue",
         ),
@@ -368,11 +572,53 @@ def test_an_owner_that_may_see_them_judges_transactions_by_the_clock(
 def test_times_that_cannot_be_right_are_found(
     owner, enqueue, claim, worker, health, statement, finding
 ):
-    enqueue()
-    worker.execute("select complete(%s, %s)", claim())
-    owner.execute(statement)
+    for _ in range(2):
+        enqueue()
+        worker.execute("select complete(%s, %s)", claim())
+    # Of two the one that matters.
+    last = finding == "clock_went_back"
+    owner.execute(
+        statement.format(
+            f"job_id = (select {'max' if last else 'min'}(job_id::text)::uuid from job)"
+        )
+    )
 
     assert [row[1] for row in health()] == [finding]
+
+
+@pytest.mark.parametrize("when", ["+ interval '1 min'", "- interval '9 days'"])
+def test_attempts_that_were_followed_by_another_are_no_measure(
+    owner, enqueue, claim, worker, health, when
+):
+    enqueue()
+    worker.execute("select fail(%s, %s, 'timeout', true)", claim())
+    owner.execute(
+        f"update attempt set ended_at = clock_timestamp() {when};"
+        " update instance set retention_seconds = 86400"
+    )
+
+    assert health() == []
+
+
+@pytest.mark.slow
+def test_dead_rows_that_nobody_clears_away_are_counted(owner, enqueue, health):
+    enqueue()
+    enqueue()
+    owner.execute("alter table live_job set (autovacuum_enabled = off)")
+    found = []
+    for count in (50000, 1):
+        with owner.transaction(force_rollback=True):
+            owner.execute(
+                "insert into live_job (job_id, available_at, attempt, max_attempts,"
+                " queue) select gen_random_uuid(), '2040-01-01', 0, 3, 'slow'"
+                " from generate_series(1, %s)",
+                (count,),
+            )
+        owner.execute("select pg_stat_force_next_flush()")
+        owner.execute("select")
+        found.append([row[1] for row in health()])
+
+    assert found == [["autovacuum_off"], ["autovacuum_off", "autovacuum_behind"]]
 
 
 def test_what_is_kept_for_less_than_its_retention_is_not_overdue(

@@ -26,12 +26,21 @@ def fail(worker, claim):
 def test_each_attempt_of_a_job_is_a_row_and_the_last_may_be_running(
     enqueue, claim, worker, rival, expire, make_due, observer, owner
 ):
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
     job_id = enqueue()
     worker.execute("select fail(%s, %s, 'timeout', true)", claim())
     make_due(job_id)
     claim(session=rival)
     expire(job_id)
     claim()
+    enqueue()
+    claim()
+    # The order is asked for, and not what the key happens to give.
+    owner.execute(
+        "alter table attempt drop constraint attempt_pkey;"
+        " update attempt set worker = worker where attempt = 1"
+    )
 
     rows = observer.rows(
         "select attempt, worker, outcome, failure_code, retryable, max_attempts,"
@@ -52,7 +61,8 @@ def test_a_job_never_claimed_has_no_attempts(enqueue, observer):
 
 
 @pytest.mark.parametrize("job_id", [None, uuid4()])
-def test_attempts_of_no_job_are_refused(observer, job_id):
+def test_attempts_of_no_job_are_refused(enqueue, observer, job_id):
+    enqueue()
     with observer.refusing("LJ006"):
         observer.execute("select * from inspect_attempts(%s)", (job_id,))
 
@@ -89,15 +99,187 @@ def test_the_jobs_of_a_queue_are_counted_by_their_state(
     )
 
 
+def test_each_queue_has_its_own_oldest_ready_and_next_due_job(
+    enqueue, claim, observer, owner
+):
+    enqueue()
+    claim()
+    owner.execute("update live_job set available_at = '2020-01-01'")
+    enqueue()
+    enqueue(queue="slow", available_at=LATER)
+
+    rows = observer.rows(
+        "select queue, oldest_ready_age < interval '1 min', next_due_at,"
+        " oldest_lapse_at from inspect_queues()"
+    )
+
+    assert rows == [
+        ("email", True, None, None),
+        ("slow", None, owner.value("select %s::timestamptz", LATER), None),
+    ]
+
+
+def test_the_first_of_a_queue_are_asked_for_and_not_what_an_index_gives(
+    enqueue, observer, owner
+):
+    for available_at in (None, "2020-01-01T00:00:00Z", "2041-01-01T00:00:00Z", LATER):
+        enqueue(available_at=available_at)
+    owner.execute("drop index live_job_claimable_idx")
+    owner.execute("create index live_job_claimable_idx on live_job (queue)")
+    owner.execute(
+        "update live_job set available_at = '2020-01-01' where available_at = ("
+        "select min(available_at) from live_job)"
+    )
+
+    assert observer.row(
+        "select oldest_ready_age > interval '1 year' as is_oldest, next_due_at"
+        " from inspect_queues() where queue = 'email'"
+    ) == {
+        "is_oldest": True,
+        "next_due_at": owner.value("select %s::timestamptz", LATER),
+    }
+
+
+def test_queues_are_listed_by_name(configure, observer):
+    names = [f"q{n}" for n in range(20)]
+    configure(queues=["email", "slow", *names])
+
+    rows = observer.rows("select queue from inspect_queues()")
+
+    assert [name for (name,) in rows] == sorted(["email", "slow", *names])
+
+
+def test_a_lease_of_now_is_newer_than_that_of_a_job_that_has_ended(
+    enqueue, claim, worker, observer, owner
+):
+    enqueue()
+    worker.execute("select complete(%s, %s)", claim())
+    enqueue()
+    claim()
+
+    assert observer.value(
+        "select last_claimed_at from inspect_queues() where queue = 'email'"
+    ) == owner.value("select leased_at from live_job")
+
+
+def test_of_the_last_ends_10000_are_counted(observer, owner):
+    # A millisecond apart, and the newest first on the disk.
+    owner.execute(
+        "with made as (insert into job (job_id, created_at, max_attempts, producer,"
+        " queue, kind, idempotency_key, payload) select gen_random_uuid(), '2026-01-01',"
+        " 3, 'accounts', 'email', 'send', n::text, '{}' from generate_series(1, 10001)"
+        " as n returning job_id, idempotency_key::integer as n)"
+        " insert into attempt (job_id, leased_at, ended_at, attempt, max_attempts,"
+        " worker, outcome, lease_token_hash) select job_id, t, t - n * interval '1 ms',"
+        " 1, 3, 'email-worker', 'succeeded', '' from made, clock_timestamp() as t"
+    )
+
+    assert observer.row(
+        "select succeeded, counted_since from inspect_queues() where queue = 'email'"
+    ) == {
+        "succeeded": 10000,
+        "counted_since": owner.value(
+            "select ended_at from attempt order by ended_at offset 1 limit 1"
+        ),
+    }
+
+
+def test_the_reads_go_by_the_clock_and_not_by_when_their_statement_began(
+    enqueue, claim, observer, owner
+):
+    enqueue()
+    job_id, _ = claim()
+    soon = owner.value(
+        "update live_job set lease_expires_at = clock_timestamp() + interval '150 ms'"
+        " where job_id = %s returning lease_expires_at",
+        job_id,
+    )
+
+    assert observer.rows(
+        "with slept as materialized (select pg_sleep_until(%s))"
+        " select (select sum(expired) from inspect_queues()),"
+        " (select sum(expired) from inspect_workers()) from slept",
+        soon,
+    ) == [(1, 1)]
+
+
+@pytest.fixture
+def share(owner):
+    """Let that percentage of live_job be read."""
+
+    def share(percentage):
+        owner.execute(
+            "create or replace function _share_to_read() returns real language sql"
+            f" as 'select {percentage}::real'"
+        )
+
+    return share
+
+
+def test_of_a_sample_alone_the_counts_are_estimates(share, observer):
+    statement = (
+        "select is_estimate from inspect_queues()"
+        " union all select is_estimate from inspect_workers()"
+    )
+    for percentage, is_estimate in ((99.5, True), (100, False)):
+        share(percentage)
+        assert set(observer.rows(statement)) == {(is_estimate,)}
+
+
+def test_a_sample_that_shows_nothing_hides_no_lease(
+    share, enqueue, claim, expire, observer, owner
+):
+    for _ in range(2):
+        enqueue()
+    first, _ = claim()
+    claim()
+    expire(first)
+    enqueue(queue="slow")
+    claim("slow")
+    # So little that not one page is read.
+    share(0.000001)
+
+    assert observer.rows(
+        "select queue, running, last_claimed_at, oldest_lapse_at from inspect_queues()"
+    ) == owner.rows(
+        "select queue, 0, max(leased_at), min(lease_expires_at)"
+        " filter (where lease_expires_at < clock_timestamp())"
+        " from live_job group by queue order by queue"
+    )
+
+
+def test_the_oldest_lapse_is_told_wherever_it_was_found(
+    share, enqueue, claim, expire, observer, owner
+):
+    for _ in range(2):
+        enqueue()
+    first, second = claim()[0], claim()[0]
+    expire(first)
+    expire(second)
+    # Not among the due, where the few that run are looked for.
+    owner.execute(
+        "update live_job set available_at = '2040-01-01' where job_id = %s", (first,)
+    )
+    share(99.9999)
+
+    assert observer.rows(
+        "select oldest_lapse_at, retry_waiting from inspect_queues()"
+        " where queue = 'email'"
+    ) == owner.rows("select min(lease_expires_at), 0 from live_job")
+
+
 def test_the_ends_of_the_last_minutes_are_counted_by_failure_code(
     enqueue, claim, fail, worker, observer, owner
 ):
+    enqueue()
+    worker.execute("select fail(%s, %s, 'timeout', true)", claim())
     for _ in range(5):
         enqueue()
     enqueue(queue="slow")
     worker.execute("select complete(%s, %s)", claim())
     for code in ("refused", "timeout", "timeout"):
         fail(code)
+    fail("odd", queue="slow")
     old = fail("ancient")
     owner.execute(
         "update attempt set ended_at = clock_timestamp() - interval '6 min'"
@@ -113,7 +295,7 @@ def test_the_ends_of_the_last_minutes_are_counted_by_failure_code(
 
     assert rows == [
         ("email", 1, 3, {"refused": 1, "timeout": 2}, True, True),
-        ("slow", 0, 0, {}, True, False),
+        ("slow", 0, 1, {"odd": 1}, True, True),
     ]
 
 
@@ -143,6 +325,14 @@ def test_workers_that_wait_for_a_queue_are_counted(connect, observer):
     for _ in range(2):
         session = connect("email-worker")
         session.execute("select pg_try_advisory_lock_shared(wait_key('email'))")
+    # Others that hold something like it: in another database, for itself alone, and
+    # by two numbers instead of one.
+    key = session.value("select wait_key('slow')")
+    elsewhere = connect("email-worker", dbname="postgres")
+    elsewhere.execute("select pg_try_advisory_lock_shared(%s)", (key,))
+    halves = key >> 32, (key & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+    session.execute("select pg_try_advisory_lock_shared(%s, %s)", halves)
+    session.execute("select pg_try_advisory_lock(%s)", (key,))
 
     assert observer.rows("select queue, workers_waiting from inspect_queues()") == [
         ("email", 2),
@@ -204,9 +394,10 @@ def test_a_sample_misses_no_sign_of_life(observer, owner, swell):
 
 
 def test_each_worker_is_listed_with_its_leases_and_sessions(
-    enqueue, claim, expire, worker, observer, owner
+    enqueue, claim, expire, worker, observer, owner, connect
 ):
-    for _ in range(3):
+    connect("spare-worker", dbname="postgres")
+    for _ in range(4):
         enqueue()
     claim()
     claim()
@@ -248,6 +439,7 @@ def test_failed_jobs_are_listed_newest_first(enqueue, fail, observer, claim, wor
     for _ in range(3):
         enqueue()
     enqueue(queue="slow")
+    enqueue(available_at=LATER)
     first, second = fail("a"), fail("b")
     worker.execute("select complete(%s, %s)", claim())
     third = fail("c", queue="slow")
@@ -280,6 +472,7 @@ def test_pages_of_failures_meet_where_jobs_ended_at_one_instant(
         *page,
     ):
         seen += [job_id for job_id, _ in rows]
+        assert len(seen) <= 7
         page = rows[-1][1], rows[-1][0]
 
     assert len(seen) == 7
@@ -290,8 +483,8 @@ def test_failures_since_a_time_leave_out_the_older_ones(enqueue, fail, owner, ob
     enqueue()
     enqueue()
     fail()
-    since = owner.value("select clock_timestamp()")
     second = fail()
+    since = owner.value("select max(ended_at) from attempt")
 
     rows = observer.rows(f"{FAILURES}(null, %s)", since)
 
@@ -307,11 +500,25 @@ def test_a_job_that_was_redriven_is_no_failure_until_it_fails_again(
     assert observer.rows(f"{FAILURES}()") == []
 
     fail("b")
-    assert observer.rows(f"{FAILURES}()") == [(job_id, "b", "email", 2)]
+    enqueue()
+    other = fail("c")
+    assert observer.rows(f"{FAILURES}()") == [
+        (other, "c", "email", 1),
+        (job_id, "b", "email", 2),
+    ]
+    assert observer.rows(f"{FAILURES}(p_failure_code => 'a')") == []
 
     operator.execute("select redrive(%s)", (job_id,))
     worker.execute("select complete(%s, %s)", claim())
-    assert observer.rows(f"{FAILURES}()") == []
+    assert observer.rows(f"{FAILURES}()") == [(other, "c", "email", 1)]
+
+
+@pytest.mark.parametrize("of", ["inspect_failures", "inspect_acts"])
+def test_a_limit_at_its_bound_is_accepted(enqueue, fail, observer, of):
+    enqueue()
+    fail()
+    for limit in (1, 10000):
+        assert len(observer.rows(f"select from {of}(p_limit => %s)", limit)) == 1
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1, 10001])
@@ -321,6 +528,11 @@ def test_a_limit_out_of_range_is_refused(observer, of, limit):
         observer.execute(f"select from {of}(p_limit => %s::integer)", (limit,))
 
     assert "limit must be from 1 to 10000" in str(caught.value)
+
+
+def test_failures_with_a_malformed_code_are_refused(observer):
+    with observer.refusing("LJ005"):
+        observer.execute("select from inspect_failures(p_failure_code => 'no code')")
 
 
 def test_failures_of_a_queue_that_is_not_declared_are_refused(observer):

@@ -7,7 +7,13 @@ TABLES = ("job", "live_job", "attempt")
 CLAIMABLE = "jobs_email.live_job_claimable_idx"
 
 
-@pytest.fixture(params=["empty", "stale", "large", "none"])
+@pytest.fixture(
+    params=[
+        "empty",
+        "stale",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("large", "none")),
+    ]
+)
 def statistics(request, owner, fill):
     """The planner believes: no jobs, and so it is; or that, wrongly; or the truth."""
     huge = {"ended": 20000, "scheduled": 5000, "due": 200}

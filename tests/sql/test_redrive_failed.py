@@ -82,7 +82,7 @@ def test_only_those_that_failed_in_the_time_are_taken(redrive, fail, live, owner
 def test_those_that_failed_first_are_taken_first(redrive, fail, live, owner):
     third, second, first = fail(), fail(), fail()
     # Asked for, and not what an index happens to give.
-    owner.execute("drop index attempt_failed_idx")
+    owner.execute("drop index attempt_failed_idx, attempt_ended_at_idx")
     for age, job_id in enumerate((third, second, first)):
         owner.execute(
             "update attempt set ended_at = ended_at - make_interval(mins => %s)"
@@ -268,6 +268,8 @@ def test_waiting_workers_are_woken_once_if_there_is_anything(
         ({"queue": None}, "LJ003", "queue"),
         ({"queue": "nope"}, "LJ003", "queue"),
         ({"since": None}, "LJ007", "since"),
+        ({"code": ""}, "LJ005", "failure_code must be 1 to 128 characters"),
+        ({"code": "c" * 129}, "LJ005", "failure_code"),
         ({"limit": None}, "LJ007", "limit must be from 1 to 10000"),
         ({"limit": 0}, "LJ007", "limit"),
         ({"limit": 10001}, "LJ007", "limit"),

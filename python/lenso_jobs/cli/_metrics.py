@@ -70,7 +70,7 @@ def metrics(
             return
         # What went wrong is told below, and once.
         logger.addHandler(logging.NullHandler())
-        print(generate_latest(registry).decode(), end="", flush=True)
+        _render.as_is(generate_latest(registry).decode())
         if collector.error is not None:
             verified(configuration, _options.resolver(secrets_dir), caller)
             raise collector.error

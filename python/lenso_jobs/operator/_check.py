@@ -26,7 +26,7 @@ from lenso_jobs.operator._session import (
     OperatorError,
     connected,
     holds,
-    schema_exists,
+    owner_of,
 )
 
 if TYPE_CHECKING:
@@ -59,11 +59,14 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
         psycopg.Error: The server cannot be reached.
     """
     schema = configuration.schema_
-    with connected(conninfo) as connection:
-        if not schema_exists(connection, schema):
+    with connected(conninfo, configuration) as connection:
+        owner = owner_of(connection, schema)
+        if owner is None:
             raise OperatorError(
                 f"schema {schema} does not exist; run: lenso-jobs setup"
             )
+        if owner != configuration.owner:
+            return _of_roles(connection, configuration, owner)
         if not holds(connection, schema, "instance") and not recorded(
             connection, schema
         ):
@@ -79,6 +82,24 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
                 f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
                 "the Instance and may create a schema in the database"
             ) from None
+
+
+def _of_roles(
+    connection: psycopg.Connection[Any], configuration: Configuration, owner: str
+) -> list[Finding]:
+    """List what is wrong with the roles alone: what is in the schema may be anybody's."""
+    groups = [*_groups(connection, configuration)]
+    if not groups:
+        raise OperatorError(
+            f"schema {configuration.schema_} belongs to {owner}, not to "
+            f"{configuration.owner}; set the role_prefix that it was set up with, or "
+            "choose another schema and run: lenso-jobs setup"
+        )
+    return [
+        *groups,
+        *_members(connection, configuration),
+        *_powers(connection, configuration),
+    ]
 
 
 def _findings(
@@ -245,8 +266,9 @@ def _renamed(
     """Find the one other role that has what the group would have."""
     if kind == "owner":
         ask = (
-            "select pg_get_userbyid(nspowner) from pg_namespace where nspname = %s"
-            " and pg_get_userbyid(nspowner) <> %s"
+            "select r.rolname::text from pg_namespace as n"
+            " join pg_roles as r on r.oid = n.nspowner"
+            " where n.nspname = %s and r.rolname <> %s and not r.rolcanlogin"
         )
         rows = connection.execute(
             ask, (configuration.schema_, configuration.owner)

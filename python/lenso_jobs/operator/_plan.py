@@ -97,7 +97,7 @@ def plan(
         OperatorError: The act would be refused, or the role may not look.
         psycopg.Error: The server cannot be reached.
     """
-    with _looking(conninfo) as connection:
+    with _looking(conninfo, configuration) as connection:
         parts = tuple(_parts(connection, configuration, act, drop_queues=drop_queues))
     return Plan(act, configuration.schema_, parts, operator_key(configuration))
 
@@ -111,14 +111,16 @@ def find_changes(
         OperatorError: There is no Instance, or the role may not look.
         psycopg.Error: The server cannot be reached.
     """
-    with _looking(conninfo) as connection:
+    with _looking(conninfo, configuration) as connection:
         require_instance(connection, configuration.schema_)
         return changes(connection, configuration, drop_queues=drop_queues)
 
 
 @contextmanager
-def _looking(conninfo: str) -> Iterator[psycopg.Connection[Any]]:
-    with connected(conninfo, read_only=True) as connection:
+def _looking(
+    conninfo: str, configuration: Configuration
+) -> Iterator[psycopg.Connection[Any]]:
+    with connected(conninfo, configuration, read_only=True) as connection:
         try:
             with connection.transaction(force_rollback=True):
                 yield connection

@@ -38,7 +38,7 @@ def silent(_sentence: str) -> None:
 
 @contextmanager
 def connected(
-    conninfo: str, *, read_only: bool = False
+    conninfo: str, configuration: Configuration, *, read_only: bool = False
 ) -> Iterator[psycopg.Connection[Any]]:
     """Open an operator's session, every statement its own transaction.
 
@@ -61,6 +61,10 @@ def connected(
             )
         for setting in SETTINGS:
             connection.execute(setting.encode())
+        # For holds.
+        connection.execute(
+            "select set_config('lenso_jobs.owner', %s, false)", (configuration.owner,)
+        )
         if read_only:
             connection.execute("set default_transaction_read_only = on")
         yield connection
@@ -115,11 +119,25 @@ def schema_exists(connection: psycopg.Connection[Any], schema: str) -> bool:
     return found is not None
 
 
+def owner_of(connection: psycopg.Connection[Any], schema: str) -> str | None:
+    """Tell whose a schema is, if there is such a schema."""
+    row = connection.execute(
+        "select pg_get_userbyid(nspowner)::text from pg_namespace where nspname = %s",
+        (schema,),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
 def holds(connection: psycopg.Connection[Any], schema: str, *relations: str) -> bool:
-    """Tell whether a schema has all of these tables."""
+    """Tell whether a schema of the Instance's owner has all of these tables.
+
+    Nothing is read before this was asked: in a schema that somebody else made under
+    that name a table may be a view, whose functions would run with the operator's rights.
+    """
     row = connection.execute(
         "select count(*) from pg_class as c join pg_namespace as n"
-        " on n.oid = c.relnamespace where n.nspname = %s and c.relname = any (%s)",
+        " on n.oid = c.relnamespace where n.nspname = %s and c.relname = any (%s)"
+        " and pg_get_userbyid(n.nspowner) = current_setting('lenso_jobs.owner')",
         (schema, list(relations)),
     ).fetchone()
     return row == (len(relations),)

@@ -83,7 +83,10 @@ def setup(
         OperatorError: The migrations are locked, or the Instance is a newer release's.
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
-    with connected(conninfo) as connection, exclusively(connection, configuration):
+    with (
+        connected(conninfo, configuration) as connection,
+        exclusively(connection, configuration),
+    ):
         bootstrap(connection, configuration)
         applied = _migrate(
             connection, configuration, say, instance=False, break_lock=break_lock
@@ -119,7 +122,10 @@ def upgrade(
             locked; or a lock was not to be had.
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
-    with connected(conninfo) as connection, exclusively(connection, configuration):
+    with (
+        connected(conninfo, configuration) as connection,
+        exclusively(connection, configuration),
+    ):
         require_known(connection, configuration.schema_, instance=True)
         if repair_too and changes(connection, configuration).roles:
             bootstrap(connection, configuration)
@@ -154,7 +160,10 @@ def configure(
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
     schema = configuration.schema_
-    with connected(conninfo) as connection, exclusively(connection, configuration):
+    with (
+        connected(conninfo, configuration) as connection,
+        exclusively(connection, configuration),
+    ):
         require_instance(connection, schema)
         part = configuring(configuration, drop_queues=drop_queues)
         try:

@@ -128,7 +128,7 @@ def survey(configuration: Configuration, conninfo: str) -> Removal:
         psycopg.Error: The server cannot be reached.
     """
     with (
-        connected(conninfo, read_only=True) as connection,
+        connected(conninfo, configuration, read_only=True) as connection,
         connection.transaction(force_rollback=True),
     ):
         return _survey(connection, configuration)
@@ -160,7 +160,10 @@ def uninstall(
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
     act = _close if keep_data else _drop
-    with connected(conninfo) as connection, exclusively(connection, configuration):
+    with (
+        connected(conninfo, configuration) as connection,
+        exclusively(connection, configuration),
+    ):
         removal: Removal = patiently(
             lambda: act(connection, configuration), "uninstall", say
         )

@@ -1,0 +1,821 @@
+"""What every call must answer and leave behind: a model of one Instance, without SQL.
+
+A session sees what is committed and, above it, the layers of its own transaction: one
+for the transaction and one for each savepoint in it. A row that a layer holds, changed
+or only locked, is held against every other session until the layer is gone. A call that
+would wait for such a row is refused with 55P03: the sessions have a lock_timeout.
+
+What only the server can choose (ids, tokens, the clock) is an Unknown: the first value
+that is seen and suits it binds it, and every later one must be the same.
+
+The clock is never near a limit: leases and waits are hours, histories are seconds. And
+no claim floor is ever set, since histories are too short to leave a hundred entries in
+the index; the machine insists on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections import ChainMap
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+LEASE = timedelta(hours=1)
+RETRY_BASE = timedelta(seconds=1000)
+RETRY_MOST = timedelta(seconds=1500)
+QUEUES = ("email", "slow")
+GONE = None
+NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+
+
+class Refused(Exception):
+    """The call is refused with this SQLSTATE and changes nothing."""
+
+    def __init__(self, sqlstate):
+        super().__init__(sqlstate)
+        self.sqlstate = sqlstate
+
+
+class Unknown:
+    """What the server chooses."""
+
+    value: Any = None
+
+    def accepts(self, actual):
+        """Whether this may be the value; the first one binds."""
+        if self.value is None and self.suits(actual):
+            self.value = actual
+        return self.value is not None and self.value == actual
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.value or '?'}>"
+
+
+class NewId(Unknown):
+    """The id of a job; ids grow in the order of enqueueing."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def suits(self, actual):
+        return isinstance(actual, UUID) and actual.version == 7
+
+    def __repr__(self):
+        return f"job {self.number}"
+
+
+class NewToken(Unknown):
+    """The token of a lease."""
+
+    def suits(self, actual):
+        return re.fullmatch("job_lease_[0-9a-f]{64}", actual)
+
+
+class Instant(Unknown):
+    """The server's clock, read between two moments."""
+
+    def __init__(self, earliest, latest):
+        self.earliest, self.latest = earliest, latest
+
+    def suits(self, actual):
+        return isinstance(actual, datetime) and self.earliest <= actual <= self.latest
+
+    def __add__(self, wait):
+        return Later(self, wait)
+
+
+@dataclass(frozen=True)
+class Later:
+    """So long after an instant, to the microsecond."""
+
+    instant: Instant
+    wait: timedelta
+
+    def accepts(self, actual):
+        return isinstance(actual, datetime) and self.instant.accepts(actual - self.wait)
+
+    @property
+    def value(self):
+        return self.instant.value + self.wait
+
+
+@dataclass(frozen=True)
+class Hash:
+    """What the tables keep of a token."""
+
+    token: NewToken
+
+    def accepts(self, actual):
+        digest = hashlib.sha256(self.token.value.encode()).hexdigest()
+        return actual == rf"\x{digest}"
+
+    def is_of(self, token):
+        return token is not None and self.token.value == token
+
+
+@dataclass(frozen=True)
+class Written:
+    """An instant as an act's arguments record it."""
+
+    instant: datetime
+
+    def accepts(self, actual):
+        return datetime.fromisoformat(actual) == self.instant
+
+
+def at(instant):
+    """The moment itself."""
+    return (
+        instant if instant is None or isinstance(instant, datetime) else instant.value
+    )
+
+
+def same(expected, actual):
+    """Whether an answer or a row is the one expected; binds what was unknown."""
+    if hasattr(expected, "accepts"):
+        return expected.accepts(actual)
+    if isinstance(expected, dict):
+        return (
+            isinstance(actual, dict)
+            and expected.keys() == actual.keys()
+            and all(same(value, actual[name]) for name, value in expected.items())
+        )
+    if isinstance(expected, (list, tuple)):
+        return (
+            isinstance(actual, (list, tuple))
+            and len(expected) == len(actual)
+            and all(map(same, expected, actual))
+        )
+    return expected == actual
+
+
+@dataclass(frozen=True)
+class Job:
+    job_id: NewId
+    created_at: Any
+    available_at: datetime | None
+    max_attempts: int
+    producer: str
+    queue: str
+    kind: str
+    idempotency_key: str
+    payload: dict
+
+    @property
+    def intent(self):
+        return (
+            self.queue,
+            self.kind,
+            self.payload,
+            self.available_at,
+            self.max_attempts,
+        )
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    job_id: NewId
+    available_at: Any
+    attempt: int
+    max_attempts: int
+    queue: str
+    leased_at: Any = None
+    lease_expires_at: Any = None
+    lease_owner: str | None = None
+    lease_token_hash: Hash | None = None
+    last_failure_code: str | None = None
+
+    @property
+    def place(self):
+        """Where it stands in its queue."""
+        return at(self.available_at), self.job_id.number
+
+
+@dataclass(frozen=True)
+class Attempt:
+    job_id: NewId
+    leased_at: Any
+    ended_at: Any
+    retry_at: Any
+    attempt: int
+    max_attempts: int
+    retryable: bool | None
+    worker: str
+    outcome: str
+    failure_code: str | None
+    lease_token_hash: Hash
+
+
+@dataclass(frozen=True)
+class OperatorAct:
+    acted_at: Any
+    operator: str
+    act: str
+    arguments: dict
+    job_count: int
+
+
+@dataclass(repr=False)
+class Session:
+    """A connection of one role, and the layers of its open transaction."""
+
+    name: str
+    role: str
+    layers: list[dict] = field(default_factory=list)
+    is_broken: bool = False
+
+    def __repr__(self):
+        return self.name
+
+    @property
+    def role_name(self):
+        return self.name.rpartition(".")[0]
+
+
+class Model:
+    """Everything that is committed, and everything that is not yet."""
+
+    def __init__(self, sessions):
+        self.sessions = sessions
+        self.committed = {}
+        self.asked = {}
+        self.numbers = itertools.count(1)
+
+    def begin(self, session):
+        session.layers.append({})
+
+    def savepoint(self, session):
+        session.layers.append({})
+
+    def rollback_to(self, session, number):
+        """Undo what was done since the savepoint, which stays."""
+        del session.layers[number:]
+        session.layers.append({})
+        session.is_broken = False
+
+    def release(self, session):
+        self._merge(session.layers[-2], session.layers.pop())
+
+    def commit(self, session):
+        if not session.is_broken:
+            for layer in session.layers:
+                self._merge(self.committed, layer)
+        self.rollback(session)
+
+    def rollback(self, session):
+        session.layers.clear()
+        session.is_broken = False
+
+    def _merge(self, below, layer):
+        below.update(layer)
+        if below is self.committed:
+            for key in [key for key, row in layer.items() if row is GONE]:
+                del below[key]
+
+    def call(self, session, verb, arguments, earliest, latest):
+        """What a verb answers, a list of rows, or the SQLSTATE it is refused with."""
+        if session.is_broken:
+            return "25P02"
+        statement = Statement(self, session, earliest, latest)
+        try:
+            answer = getattr(statement, verb)(*arguments)
+        except Refused as refused:
+            # What the innermost layer held is free at once, before it is rolled back.
+            if session.layers:
+                session.layers[-1].clear()
+                session.is_broken = True
+            return refused.sqlstate
+        below = session.layers[-1] if session.layers else self.committed
+        self._merge(below, statement.layer)
+        return answer
+
+    def move(self, key, **times):
+        """Move times of a committed live job that nobody holds, as the owner."""
+        self.committed[key] = replace(self.committed[key], **times)
+
+    def is_held(self, key, but_by=None):
+        """Whether the open transaction of any other session holds a row."""
+        return any(
+            key in layer
+            for session in self.sessions
+            if session is not but_by
+            for layer in session.layers
+        )
+
+    def rows(self, table, session=None):
+        """The rows of a table, as committed or as a session sees them, in order."""
+        layers = reversed(session.layers) if session else ()
+        view = ChainMap(*layers, self.committed)
+        return [view[key] for key in _keys(view, table)]
+
+
+def _keys(view, table):
+    return sorted(
+        (key for key in view if key[0] == table and view[key] is not GONE),
+        key=lambda key: (getattr(key[1], "number", key[1]), *key[2:]),
+    )
+
+
+class Statement:
+    """One call: what it sees, what it changes, what it answers."""
+
+    def __init__(self, model, session, earliest, latest):
+        self.model, self.session = model, session
+        self.role = session.role
+        self.earliest, self.latest = earliest, latest
+        self.layer = {}
+        self.view = ChainMap(self.layer, *reversed(session.layers), model.committed)
+
+    # What it sees.
+
+    def now(self):
+        return Instant(self.earliest, self.latest)
+
+    def is_past(self, instant):
+        return at(instant) <= self.earliest
+
+    def rows(self, table):
+        return [self.view[key] for key in _keys(self.view, table)]
+
+    def attempts(self, job_id):
+        return [row for row in self.rows("attempt") if row.job_id is job_id]
+
+    def is_held(self, *key):
+        return self.model.is_held(key, but_by=self.session)
+
+    def refuse_to_wait_for(self, *key):
+        if self.is_held(*key):
+            raise Refused("55P03")
+
+    def hold(self, *key):
+        """Lock a row without changing it."""
+        self.layer[key] = self.view[key]
+
+    def has_ended(self, job_id):
+        return self.view.get(("live_job", job_id)) is GONE
+
+    # Producers.
+
+    def enqueue(self, queue, kind, payload, key, available_at, max_attempts):
+        if queue not in QUEUES or not 1 <= max_attempts <= 100:
+            raise Refused("LJ001")
+        asked = (queue, kind, payload, available_at, max_attempts)
+        self.refuse_to_wait_for_key(key)
+        job = self.job_under(key)
+        if job is None:
+            return [(self.add(key, asked, self.now()), True)]
+        if job.intent != asked:
+            raise Refused("LJ002")
+        return [(job.job_id, False)]
+
+    def enqueue_many(self, items):
+        if not 1 <= len(items) <= 1000:
+            raise Refused("LJ007")
+        now = self.now()
+        fine = [
+            item is not None
+            and item["queue"] in QUEUES
+            and 1 <= item["max_attempts"] <= 100
+            for item in items
+        ]
+        for item in itertools.compress(items, fine):
+            self.refuse_to_wait_for_key(item["idempotency_key"])
+        answers = []
+        for position, (item, is_fine) in enumerate(zip(items, fine, strict=True), 1):
+            if not is_fine:
+                answers.append((position, None, "invalid_job"))
+                continue
+            key = item["idempotency_key"]
+            asked = tuple(
+                item[name]
+                for name in ("queue", "kind", "payload", "available_at", "max_attempts")
+            )
+            job = self.job_under(key)
+            if job is None:
+                created_at = now + timedelta(microseconds=position)
+                answers.append((position, self.add(key, asked, created_at), "created"))
+            elif job.intent == asked:
+                answers.append((position, job.job_id, "existing"))
+            else:
+                answers.append((position, None, "conflict"))
+        return answers
+
+    def refuse_to_wait_for_key(self, key):
+        """A key waits for whoever is writing or deleting the job that has it."""
+        for job in self.model.asked.values():
+            if (job.producer, job.idempotency_key) == (self.role, key):
+                self.refuse_to_wait_for("job", job.job_id)
+
+    def job_under(self, key):
+        for job in self.rows("job"):
+            if (job.producer, job.idempotency_key) == (self.role, key):
+                return job
+        return None
+
+    def add(self, key, asked, created_at):
+        queue, kind, payload, available_at, max_attempts = asked
+        job = Job(
+            NewId(next(self.model.numbers)),
+            created_at,
+            available_at,
+            max_attempts,
+            self.role,
+            queue,
+            kind,
+            key,
+            payload,
+        )
+        is_later = available_at is not None and available_at > self.latest
+        self.model.asked[job.job_id] = job
+        self.layer["job", job.job_id] = job
+        self.layer["live_job", job.job_id] = LiveJob(
+            job.job_id,
+            available_at if is_later else created_at,
+            0,
+            max_attempts,
+            queue,
+        )
+        return job.job_id
+
+    # Workers.
+
+    def claim(self, queue, limit):
+        if queue not in QUEUES:
+            raise Refused("LJ003")
+        if not 1 <= limit <= 1000:
+            raise Refused("LJ007")
+        answers = []
+        for live in sorted(self.rows("live_job"), key=lambda live: live.place):
+            if len(answers) == limit:
+                break
+            if (
+                live.queue != queue
+                or not self.is_past(live.available_at)
+                or self.is_held("live_job", live.job_id)
+            ):
+                continue
+            if live.lease_owner is not None:
+                if not self.is_past(live.lease_expires_at):
+                    continue
+                self.reclaim(live)
+            if not self.has_ended(live.job_id):
+                answers.append(self.lease(live))
+        return answers
+
+    def lease(self, live):
+        now, token = self.now(), NewToken()
+        leased = replace(
+            live,
+            attempt=live.attempt + 1,
+            leased_at=now,
+            lease_expires_at=now + LEASE,
+            lease_owner=self.role,
+            lease_token_hash=Hash(token),
+        )
+        self.layer["live_job", live.job_id] = leased
+        job = self.view["job", live.job_id]
+        return (
+            job.job_id,
+            job.queue,
+            job.kind,
+            job.payload,
+            leased.attempt,
+            leased.max_attempts,
+            token,
+            leased.lease_expires_at,
+            job.created_at,
+        )
+
+    def reclaim(self, live):
+        """Record a lapsed lease; the last one ends the job."""
+        is_last = live.attempt >= live.max_attempts
+        code = "attempts_exhausted" if is_last else None
+        self.end(live, "lease_expired", code)
+        if not is_last:
+            self.layer["live_job", live.job_id] = live
+
+    def end(self, live, outcome, code=None, retryable=None, wait=None):
+        """Write the evidence of an attempt and take the live row away."""
+        ended_at = self.now()
+        retry_at = wait and ended_at + wait
+        self.layer["live_job", live.job_id] = GONE
+        self.layer["attempt", live.job_id, live.attempt] = Attempt(
+            live.job_id,
+            live.leased_at,
+            ended_at,
+            retry_at,
+            live.attempt,
+            live.max_attempts,
+            retryable,
+            live.lease_owner,
+            outcome,
+            code,
+            live.lease_token_hash,
+        )
+        return retry_at
+
+    def leased(self, job_id, token):
+        """The live row that this role has leased under this token."""
+        live = self.view.get(("live_job", job_id))
+        if (
+            live is not GONE
+            and live.lease_owner == self.role
+            and live.lease_token_hash.is_of(token)
+        ):
+            return live
+        return None
+
+    def evidence(self, job_id, token):
+        """The ended attempt that this role had leased under this token."""
+        for attempt in self.attempts(job_id):
+            if attempt.worker == self.role and attempt.lease_token_hash.is_of(token):
+                return attempt
+        return None
+
+    def renew(self, job_id, token):
+        live = self.leased(job_id, token)
+        if live is None:
+            raise Refused("LJ004")
+        self.refuse_to_wait_for("live_job", job_id)
+        if self.is_past(live.lease_expires_at):
+            raise Refused("LJ004")
+        return [(self.prolong(live),)]
+
+    def prolong(self, live):
+        expires_at = live.lease_expires_at
+        if at(expires_at) < self.earliest + LEASE:
+            expires_at = self.now() + LEASE
+        self.layer["live_job", live.job_id] = replace(live, lease_expires_at=expires_at)
+        return expires_at
+
+    def renew_many(self, leases):
+        if not leases:
+            raise Refused("LJ007")
+        judged = []
+        for job_id, token in leases:
+            live = self.leased(job_id, token)
+            if live is None:
+                judged.append("invalid_lease")
+                continue
+            # Who holds the row may be renewing a lease that seems to have expired.
+            if self.is_held("live_job", job_id):
+                judged.append("busy")
+                continue
+            self.hold("live_job", job_id)
+            is_past = self.is_past(live.lease_expires_at)
+            judged.append("invalid_lease" if is_past else "renewed")
+        renewed = {
+            job_id: self.prolong(self.view["live_job", job_id])
+            for job_id in {
+                job_id
+                for (job_id, _), outcome in zip(leases, judged, strict=True)
+                if outcome == "renewed"
+            }
+        }
+        return [
+            (
+                position,
+                job_id,
+                renewed[job_id] if outcome == "renewed" else None,
+                outcome,
+            )
+            for position, ((job_id, _), outcome) in enumerate(
+                zip(leases, judged, strict=True), 1
+            )
+        ]
+
+    def complete(self, job_id, token):
+        live = self.leased(job_id, token)
+        if live is not None:
+            self.refuse_to_wait_for("live_job", job_id)
+            if self.is_past(live.lease_expires_at):
+                raise Refused("LJ004")
+            self.end(live, "succeeded")
+        elif not self.has_completed(job_id, token):
+            raise Refused("LJ004")
+        return [(True,)]
+
+    def has_completed(self, job_id, token):
+        evidence = self.evidence(job_id, token)
+        return evidence is not None and evidence.outcome == "succeeded"
+
+    def complete_many(self, leases):
+        if not leases:
+            raise Refused("LJ007")
+        for live in self.lock(leases):
+            self.end(live, "succeeded")
+        return [
+            (
+                position,
+                job_id,
+                "completed" if self.has_completed(job_id, token) else "invalid_lease",
+            )
+            for position, (job_id, token) in enumerate(leases, 1)
+        ]
+
+    def lock(self, leases):
+        """Lock every row leased under these tokens; answers those not expired."""
+        found = {}
+        for job_id, token in leases:
+            live = self.leased(job_id, token)
+            if live is not None:
+                self.refuse_to_wait_for("live_job", job_id)
+                self.hold("live_job", job_id)
+                found[job_id] = live
+        return [
+            live for live in found.values() if not self.is_past(live.lease_expires_at)
+        ]
+
+    def fail(self, job_id, token, code, retryable):
+        if not is_sound(code, retryable):
+            raise Refused("LJ005")
+        live = self.leased(job_id, token)
+        if live is None:
+            answer = self.failed_before(job_id, token, code, retryable)
+            if answer is None:
+                raise Refused("LJ004")
+            return [answer]
+        self.refuse_to_wait_for("live_job", job_id)
+        if self.is_past(live.lease_expires_at):
+            raise Refused("LJ004")
+        self.give_up(live, code, retryable)
+        return [self.failed_before(job_id, token, code, retryable)]
+
+    def give_up(self, live, code, retryable):
+        """End an attempt as failed; the job is queued again if another is left."""
+        if not retryable or live.attempt >= live.max_attempts:
+            self.end(live, "failed", code, retryable)
+            return
+        wait = min(RETRY_BASE * 2 ** (live.attempt - 1), RETRY_MOST)
+        retry_at = self.end(live, "retried", code, retryable, wait)
+        self.layer["live_job", live.job_id] = LiveJob(
+            live.job_id,
+            retry_at,
+            live.attempt,
+            live.max_attempts,
+            live.queue,
+            last_failure_code=code,
+        )
+
+    def failed_before(self, job_id, token, code, retryable):
+        """What the failure of an attempt answered, also when it is reported again."""
+        evidence = self.evidence(job_id, token)
+        if evidence is None or (evidence.failure_code, evidence.retryable) != (
+            code,
+            retryable,
+        ):
+            return None
+        status = "queued" if evidence.outcome == "retried" else "failed"
+        return status, evidence.retry_at
+
+    def fail_many(self, failures):
+        if not failures:
+            raise Refused("LJ007")
+        sound = [failure for failure in failures if is_sound(*failure[2:])]
+        locked = self.lock([failure[:2] for failure in sound])
+        for live in locked:
+            _, _, code, retryable = next(
+                failure
+                for failure in sound
+                if failure[0] is live.job_id and live.lease_token_hash.is_of(failure[1])
+            )
+            self.give_up(live, code, retryable)
+        answers = []
+        for position, (job_id, token, code, retryable) in enumerate(failures, 1):
+            if not is_sound(code, retryable):
+                answer = "invalid_failure", None
+            else:
+                answer = self.failed_before(job_id, token, code, retryable) or (
+                    "invalid_lease",
+                    None,
+                )
+            answers.append((position, job_id, *answer))
+        return answers
+
+    # Observers.
+
+    def inspect(self, job_id):
+        job = self.view.get(("job", job_id))
+        if job is None:
+            raise Refused("LJ006")
+        live = self.view.get(("live_job", job_id))
+        attempts = self.attempts(job_id)
+        last = attempts[-1] if attempts else None
+        codes = [a.failure_code for a in attempts if a.failure_code is not None]
+        moments = [at(job.created_at)]
+        if live is not None and live.leased_at is not None:
+            moments.append(at(live.leased_at))
+        if last is not None:
+            moments.append(at(last.ended_at))
+        if live is None:
+            status = "succeeded" if last.outcome == "succeeded" else "failed"
+        else:
+            status = "queued" if live.lease_owner is None else "running"
+        counted = live or last
+        asked = job.available_at
+        is_later = asked is not None and asked > at(job.created_at)
+        return [
+            (
+                job_id,
+                job.queue,
+                job.kind,
+                status,
+                counted.attempt,
+                counted.max_attempts,
+                live.available_at if live else asked if is_later else job.created_at,
+                live and live.lease_expires_at,
+                (live and live.last_failure_code) or (codes[-1] if codes else None),
+                job.created_at,
+                max(moments),
+                job.producer,
+                (live and live.lease_owner) or (last and last.worker),
+                last.ended_at if live is None else None,
+            )
+        ]
+
+    def next_available_at(self, queue):
+        if queue not in QUEUES:
+            raise Refused("LJ003")
+        live = [row for row in self.rows("live_job") if row.queue == queue]
+        queued = [at(row.available_at) for row in live if row.lease_owner is None]
+        lapsing = [at(row.lease_expires_at) for row in live if row.lease_owner]
+        if queued and self.is_past(min(queued)):
+            return [(min(queued),)]
+        return [(min(queued + lapsing, default=None),)]
+
+    # Operators.
+
+    def redrive(self, job_id, extra_attempts):
+        if not 1 <= extra_attempts <= 100:
+            raise Refused("LJ007")
+        job = self.view.get(("job", job_id))
+        if job is None:
+            raise Refused("LJ006")
+        self.refuse_to_wait_for("job", job_id)
+        attempts = self.attempts(job_id)
+        if not self.has_ended(job_id) or attempts[-1].outcome == "succeeded":
+            raise Refused("LJ007")
+        self.hold("job", job_id)
+        now, last = self.now(), attempts[-1]
+        self.layer["live_job", job_id] = LiveJob(
+            job_id,
+            now,
+            last.attempt,
+            last.attempt + extra_attempts,
+            job.queue,
+            last_failure_code=last.failure_code,
+        )
+        self.record(
+            "redrive",
+            {"job_id": str(job_id.value), "extra_attempts": extra_attempts},
+            1,
+        )
+        return [("queued", now)]
+
+    def purge(self, before, limit):
+        if before is None or before > self.latest or not 1 <= limit <= 10000:
+            raise Refused("LJ007")
+        ended = [
+            (at(self.attempts(job.job_id)[-1].ended_at), job.job_id)
+            for job in self.rows("job")
+            if self.has_ended(job.job_id) and not self.is_held("job", job.job_id)
+        ]
+        ended.sort(key=lambda end: end[0])
+        gone = [job_id for ended_at, job_id in ended if ended_at < before][:limit]
+        for job_id in gone:
+            for attempt in self.attempts(job_id):
+                self.layer["attempt", job_id, attempt.attempt] = GONE
+            self.layer["job", job_id] = GONE
+        self.record("purge", {"before": Written(before), "limit": limit}, len(gone))
+        return [(len(gone),)]
+
+    def retire_expired(self, limit):
+        if not 1 <= limit <= 10000:
+            raise Refused("LJ007")
+        lapsed = [
+            live
+            for live in self.rows("live_job")
+            if live.lease_owner is not None
+            and self.is_past(live.lease_expires_at)
+            and live.attempt >= live.max_attempts
+            and not self.is_held("live_job", live.job_id)
+        ]
+        for live in lapsed:
+            self.reclaim(live)
+        self.record("retire_expired", {"limit": limit}, len(lapsed))
+        return [(len(lapsed),)]
+
+    def record(self, act, arguments, job_count):
+        number = next(self.model.numbers)
+        self.layer["operator_act", number] = OperatorAct(
+            self.now(), self.role, act, arguments, job_count
+        )
+
+
+def is_sound(code, retryable):
+    """Whether a failure is well-formed."""
+    return bool(code and NAME.fullmatch(code)) and retryable is not None

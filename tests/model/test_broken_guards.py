@@ -1,0 +1,174 @@
+"""What the model is worth: each guard of the functions, broken, makes a history differ."""
+
+import pytest
+
+from jobs_machine import GENERATED, run
+
+GUARDS = {
+    "complete compares no token": (
+        "complete",
+        "and l.lease_token_hash = sha256(convert_to(p_lease_token, 'UTF8'))",
+        "",
+    ),
+    "complete looks at no owner": ("complete", "and l.lease_owner = _caller()", ""),
+    "complete takes an expired lease": (
+        "complete",
+        "where e.lease_expires_at > clock_timestamp()",
+        "",
+    ),
+    "a completion cannot be repeated": (
+        "complete",
+        "and a.outcome = 'succeeded'",
+        "and a.outcome = 'lost'",
+    ),
+    "a failure is taken for a completion": (
+        "complete",
+        "and a.outcome = 'succeeded'",
+        "",
+    ),
+    "claim counts no attempt": (
+        "claim",
+        "attempt = l.attempt + 1",
+        "attempt = l.attempt",
+    ),
+    "claim gives a leased job away": (
+        "claim",
+        "and (d.lease_expires_at is null or d.lease_expires_at <= v_now)",
+        "",
+    ),
+    "claim of many waits for locks": (
+        "_lease_due",
+        "for update skip locked",
+        "for update",
+    ),
+    "lapsed leases leave no evidence": (
+        "_reclaim",
+        "e.attempt < e.max_attempts\n            or ",
+        "",
+    ),
+    "an exhausted job has no code": (
+        "_reclaim",
+        "case when e.attempt >= e.max_attempts then 'attempts_exhausted' end",
+        "null",
+    ),
+    "renew shortens a lease": (
+        "renew",
+        "greatest(v_expires_at, v_now + v_lease)",
+        "v_now + v_lease",
+    ),
+    "renew_many shortens a lease": (
+        "renew_many",
+        "greatest(\n        l.lease_expires_at, v_now + make_interval(secs => n.lease_seconds)\n    )",
+        "v_now + make_interval(secs => n.lease_seconds)",
+    ),
+    "renew_many revives an expired lease": (
+        "renew_many",
+        "where l.job_id = any (v_mine) and l.lease_expires_at > v_now",
+        "where l.job_id = any (v_mine)",
+    ),
+    "renew_many waits for locks": (
+        "renew_many",
+        "for update skip locked",
+        "for update",
+    ),
+    "a retry is never capped": (
+        "_retry_at",
+        "least(\n            p_base_seconds * 2.0::double precision ^ least(p_attempt - 1, 17),\n            p_max_seconds\n        )",
+        "(p_base_seconds * 2.0::double precision ^ least(p_attempt - 1, 17))",
+    ),
+    "fail goes on without attempts": (
+        "fail",
+        "if p_retryable and v_job.attempt < v_job.max_attempts then",
+        "if p_retryable then",
+    ),
+    "fail_many goes on without attempts": (
+        "fail_many",
+        "case when i.retryable and t.attempt < t.max_attempts",
+        "case when i.retryable",
+    ),
+    "fail repeats whatever code": (
+        "fail",
+        'and a.failure_code = p_failure_code collate "C"',
+        "",
+    ),
+    "of a failure given twice the last counts": (
+        "fail_many",
+        "order by h.job_id, h.ordinality",
+        "order by h.job_id, h.ordinality desc",
+    ),
+    "complete_many takes expired leases": (
+        "complete_many",
+        "where m.lease_expires_at > clock_timestamp()",
+        "",
+    ),
+    "enqueue overlooks another intent": (
+        "enqueue",
+        "if not v_is_same then",
+        "if v_is_same is null then",
+    ),
+    "enqueue_many overlooks another time": (
+        "enqueue_many",
+        "and j.available_at is not distinct from i.available_at",
+        "",
+    ),
+    "keys are shared by producers": (
+        "enqueue",
+        "i.producer = v_caller\n                and ",
+        "",
+    ),
+    "purge takes live jobs": (
+        "purge",
+        "(select l.job_id from live_job as l where l.job_id = a.job_id)\n                is null",
+        "true",
+        "(select l.job_id from live_job as l where l.job_id = j.job_id) is null",
+        "true",
+    ),
+    "purge leaves evidence behind": (
+        "purge",
+        "delete from attempt as a where a.job_id = any (v_job_ids);",
+        "",
+    ),
+    "redrive takes what succeeded": ("redrive", "and a.outcome <> 'succeeded'", ""),
+    "redrive counts attempts anew": (
+        "redrive",
+        "j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts",
+        "j.job_id, v_now, 0, p_extra_attempts",
+    ),
+    "retire_expired ends leases that are live": (
+        "retire_expired",
+        "l.lease_expires_at <= clock_timestamp()",
+        "l.lease_expires_at is not null",
+    ),
+}
+
+
+# Found within a few hundred steps.
+SOON = {
+    "claim counts no attempt",
+    "claim gives a leased job away",
+    "redrive takes what succeeded",
+    "retire_expired ends leases that are live",
+}
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each in SOON else pytest.mark.long)
+        for each in GUARDS
+    ],
+)
+def test_a_broken_guard_is_found(bench, owner, guard):
+    name, *changes = GUARDS[guard]
+    definition = owner.value(
+        "select pg_get_functiondef(p.oid) from pg_proc as p"
+        " where p.pronamespace = 'jobs_email'::regnamespace and p.proname = %s",
+        name,
+    )
+    for sound, broken in zip(changes[::2], changes[1::2], strict=True):
+        assert sound in definition
+        definition = definition.replace(sound, broken)
+    owner.execute(definition)
+
+    with pytest.raises(AssertionError):
+        run(bench, examples=1000, number=1, phases=GENERATED)
