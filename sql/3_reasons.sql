@@ -66,7 +66,7 @@ from (
         ),
         (
             'evidence_missing', 'It is not live, and no attempt of it is on record.',
-            'Somebody wrote to the tables by hand. Restore its rows, or enqueue it anew.'
+            'Somebody wrote to the tables by hand. Restore the rows, or enqueue anew.'
         ),
         (
             'purged_or_unknown',
@@ -154,7 +154,7 @@ from (
         ),
         (
             'object_changed', 'critical',
-            'A table, view, trigger or function is missing, or not as it was installed.',
+            'A table, view, trigger or function is missing, or not as installed.',
             'lenso-jobs check says what mends it.'
         ),
         (
@@ -211,7 +211,7 @@ from (
         (
             'retention_overdue', 'notice',
             'Ended jobs are kept for longer than retention_seconds.',
-            'Have a scheduler call enforce_retention until it answers fewer than it may.'
+            'Have a scheduler call enforce_retention: lenso-jobs purge --retention.'
         )
 ) as f (finding, severity, meaning, remedy);
 comment on view health_finding is

@@ -262,12 +262,14 @@ def test_locks_on_other_tables_of_the_server_are_not_in_the_way(
     job_id = enqueue()
     twin = connect(dbname=f"{owner.info.dbname}_tmpl")
     other = connect()
+    names = [f"public.other_{n}" for n in range(20)]
+    for name in names:
+        owner.execute(f"create table {name} (n integer)")
     with twin.transaction(), other.transaction():
         twin.execute("lock table live_job, job, attempt, queue, caller")
         other.execute("select from job, attempt, queue, caller")
-        other.execute("lock table pg_catalog.pg_largeobject, pg_catalog.pg_seclabel")
-        for n in range(20):
-            other.execute(f"create table public.other_{n} (n integer)")
+        for name in names:
+            other.execute(f"lock table {name}")
         assert facts(job_id)["reason"] == "ready"
         with owner.transaction():
             owner.execute("lock table live_job")

@@ -255,10 +255,11 @@ def test_all_is_found_while_others_are_at_work(
     owner.execute(DUE.format("2 min"))
     twin = connect(dbname=f"{owner.info.dbname}_tmpl")
     elsewhere, waiter = connect(), connect()
+    owner.execute("create table public.other (n integer)")
 
     with producer.transaction(), elsewhere.transaction(), twin.transaction():
         enqueue(queue="slow")
-        elsewhere.execute("create table public.other (n integer)")
+        elsewhere.execute("lock table public.other")
         twin.execute("lock table live_job")
         holder = hold(job_id)
         waiting = background(waiter.execute, "select from live_job for update")
@@ -386,9 +387,10 @@ def test_a_table_that_a_session_locks_is_found_without_waiting(
 
 
 def test_only_the_tables_of_jobs_are_looked_after(owner, health):
+    owner.execute("create table public.other (n integer)")
     with owner.transaction():
         owner.execute("lock table operator_act in share mode")
-        owner.execute("create table public.other (n integer)")
+        owner.execute("lock table public.other")
         assert health() == []
 
 

@@ -124,12 +124,12 @@ def test_the_first_of_a_queue_are_asked_for_and_not_what_an_index_gives(
 ):
     for available_at in (None, "2020-01-01T00:00:00Z", "2041-01-01T00:00:00Z", LATER):
         enqueue(available_at=available_at)
-    owner.execute("drop index live_job_claimable_idx")
-    owner.execute("create index live_job_claimable_idx on live_job (queue)")
     owner.execute(
         "update live_job set available_at = '2020-01-01' where available_at = ("
         "select min(available_at) from live_job)"
     )
+    owner.execute("drop index live_job_claimable_idx")
+    owner.execute("create index live_job_claimable_idx on live_job (queue)")
 
     assert observer.row(
         "select oldest_ready_age > interval '1 year' as is_oldest, next_due_at"
@@ -472,6 +472,7 @@ def test_pages_of_failures_meet_where_jobs_ended_at_one_instant(
         *page,
     ):
         seen += [job_id for job_id, _ in rows]
+        assert len(rows) <= 2
         assert len(seen) <= 7
         page = rows[-1][1], rows[-1][0]
 
