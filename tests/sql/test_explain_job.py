@@ -99,6 +99,7 @@ def test_an_answer_says_what_it_means_and_what_to_do(worker, enqueue, explain):
     assert row["queue"] == "email"
     assert "due" in row["meaning"]
     assert "workers" in row["remedy"]
+    assert explain(enqueue(available_at=LATER))["meaning"] != row["meaning"]
 
 
 def test_a_job_for_later_is_scheduled(enqueue, facts, owner):
