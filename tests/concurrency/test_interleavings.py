@@ -363,6 +363,7 @@ def test_the_second_act_waits_and_answers_as_the_table_says(first, play):
     assert wrong == []
 
 
+@pytest.mark.slow
 @FIRSTS
 def test_in_an_older_snapshot_the_second_act_answers_as_the_table_says(
     first, pair, stage, act, state

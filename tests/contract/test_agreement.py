@@ -304,6 +304,7 @@ def test_libraries_stay_in_their_rooms(library, rooms):
     assert using == rooms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "library", "extra"),
     [

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import psycopg
+import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,6 +47,7 @@ def test_a_newcomer_gets_from_the_document_to_a_completed_job(newcomer, psql):
         ).fetchall() == [("failed", "no_recipient", 1), ("succeeded", None, 5)]
 
 
+@pytest.mark.slow
 def test_the_command_of_a_worker_runs_the_handlers_of_the_readme(newcomer):
     _, _, first, _ = blocks("bash")
     setup = "\n".join(line for line in first.splitlines() if "export" not in line)
@@ -88,6 +90,7 @@ def worked(newcomer, *command):
     return said
 
 
+@pytest.mark.slow
 def test_an_operator_needs_only_psql_and_yoyo(newcomer, psql):
     *_, by_hand = blocks("bash")
 

@@ -86,10 +86,25 @@ STANDS = {
 }
 
 
+# What differs from another by one thing alone.
+LIKE_ANOTHER = {
+    "connection without autocommit with a caller",
+    "transaction block with a caller",
+    "pool in autocommit",
+    "pool with a caller",
+}
+
+
 def stands(condition):
     return pytest.mark.parametrize(
         "stand",
-        [pytest.param(s, id=name) for name, s in STANDS.items() if condition(s)],
+        [
+            pytest.param(
+                stand, id=name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()
+            )
+            for name, stand in STANDS.items()
+            if condition(stand)
+        ],
     )
 
 

@@ -294,10 +294,10 @@ def test_messages_are_not_wrapped_to_the_width_of_the_terminal(fresh, monkeypatc
     "arguments",
     [
         ("nonsense",),
-        ("explain", "no-uuid", "--config", "x"),
-        ("setup",),
-        ("inspect", "--config", "x"),
-        ("check", "--config"),
+        pytest.param(("explain", "no-uuid", "--config", "x"), marks=pytest.mark.slow),
+        pytest.param(("setup",), marks=pytest.mark.slow),
+        pytest.param(("inspect", "--config", "x"), marks=pytest.mark.slow),
+        pytest.param(("check", "--config"), marks=pytest.mark.slow),
         ("setup", "--config", "missing.json"),
     ],
 )
@@ -339,7 +339,7 @@ def test_help_tells_the_exit_codes(command):
         pytest.param(
             f"postgresql://ada:p/{PASSWORD}@localhost:1/jobs", marks=pytest.mark.slow
         ),
-        f"password='{PASSWORD}",
+        pytest.param(f"password='{PASSWORD}", marks=pytest.mark.slow),
         b"postgresql://ada:hush-hush\xff@localhost:1/jobs",
     ],
 )

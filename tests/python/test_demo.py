@@ -188,6 +188,7 @@ def test_a_demonstration_on_a_given_server_leaves_no_database_and_no_role(
         assert_all_four_fates(begun + rest)
 
 
+@pytest.mark.slow
 def test_a_demonstration_where_no_server_can_be_found_exits_1(demo):
     process = demo(PG_BINDIR="/nowhere")
 

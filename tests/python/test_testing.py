@@ -552,6 +552,7 @@ def test_it_runs(jobs_server, jobs_instance):
 # The fixtures, in a pytest of their own.
 
 
+@pytest.mark.slow
 def test_each_test_has_an_instance_of_its_own_and_nothing_is_left(
     start, left, tmp_path
 ):

@@ -96,6 +96,7 @@ def test_an_uninstall_leaves_nothing_but_the_callers(installed):
     assert setup(configuration, conninfo).configured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shared",
     [
@@ -151,6 +152,7 @@ def test_another_instance_in_the_database_is_not_touched(
         assert jobs.enqueue("email", "send", {}, idempotency_key="a").created
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

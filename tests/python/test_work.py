@@ -149,8 +149,8 @@ def ended(process):
     ("handler", "number"),
     [
         ("note", signal.SIGTERM),
-        ("note_async", signal.SIGTERM),
-        ("instance", signal.SIGINT),
+        pytest.param("note_async", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("instance", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_it_cleanly(work, ran, enqueue, status, handler, number):

@@ -147,6 +147,7 @@ OUTCOMES = (
 )
 
 
+@pytest.mark.slow
 def test_workers_go_on_when_the_server_takes_writes_again(
     server, crews, working, caplog, until
 ):

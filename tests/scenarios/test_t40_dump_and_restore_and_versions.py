@@ -235,6 +235,7 @@ def restore(saved, conninfo):
     )
 
 
+@pytest.mark.slow
 def test_a_dump_is_restored_into_an_empty_cluster_and_beside_roles_that_exist(
     databases, instance, contents, bootstrap, works, tmp_path
 ):

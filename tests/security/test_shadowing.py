@@ -327,6 +327,7 @@ def test_t38_a_schema_named_like_the_caller_is_not_used(sessions, owner):
     assert life(*sessions) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

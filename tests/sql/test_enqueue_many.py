@@ -561,6 +561,7 @@ def test_enqueue_many_refuses_bombs_one_by_one(producer):
     assert [outcome for _, _, outcome in answers] == ["invalid_job"] * 3 + ["created"]
 
 
+@pytest.mark.slow
 def test_enqueue_many_refuses_a_bomb_of_decimal_places(producer):
     bomb = '{"a": [' + ",".join(["0e-16383"] * 75000) + "]}"
     item = json.dumps(JOB)[:-1] + f', "payload": {bomb}}}'

@@ -437,7 +437,13 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("verb", ENDINGS)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(verb, marks=[] if "many" in verb else pytest.mark.slow)
+        for verb in ENDINGS
+    ],
+)
 def test_a_plan_made_on_a_drained_queue_holds_once_it_is_full(
     verb, drained, owner, connect, fill, lease, buffers
 ):
