@@ -23,7 +23,14 @@ begin
         end
     from installed_object as i
     full join _objects() as o using (kind, name)
-    where i.digest is distinct from o.digest;
+    where
+        i.digest is distinct from o.digest
+        -- What a role that is gone has lost is told as role_missing.
+        and (
+            kind <> 'grant'
+            or o.name is not null
+            or substring(name from ' to (.*)$') in (select r.rolname from pg_roles as r)
+        );
 end;
 $$;
 comment on function _faults_of_objects() is
