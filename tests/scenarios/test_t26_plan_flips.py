@@ -6,6 +6,7 @@ A claim takes a queue and a limit, and no kinds.
 
 import json
 from itertools import product
+from statistics import median
 from uuid import uuid4
 
 import pytest
@@ -95,11 +96,13 @@ def test_the_later_calls_of_a_session_read_no_more_than_its_first(
                 columns = tuple(map(list, zip(*rest, strict=True)))
                 session.execute("select complete_many(%s, %s)", columns)
 
-    # The least of the first five: what a session reads of the catalogues is apart.
+    # The least of the first five, and the most of the later ones but for a few: what a
+    # session reads of the catalogues, again when others make roles, is apart. A plan that
+    # flipped stays as it is, and a scan would be hundreds.
     assert {
         verb: (first[verb], later[verb])
         for verb in first
-        if max(later[verb]) > 2 * min(first[verb]) + 20
-        or max(later[verb]) > 20 * verb[1] + 20
+        if median(later[verb]) > 2 * min(first[verb]) + 20
+        or max(later[verb]) > 20 * verb[1] + 300
     } == {}
     assert len(first) == 4 * len(MODES) * len(LIMITS)
