@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -46,6 +47,9 @@ _server = pytest.StashKey[EmbeddedServer]()
 
 
 def pytest_configure(config):
+    # A job in the background of a shell starts with it ignored, and would hand that on.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput") and SERVER not in os.environ:
         given = os.environ.get(SERVER_URL)
         if given:

@@ -1310,11 +1310,8 @@ def test_a_task_is_cancelled_as_soon_as_the_grace_is_over(crew, as_worker, enque
 
 @on_threads
 def test_an_interrupted_run_hands_back_what_it_leaves(
-    crew, as_worker, enqueue, ended, staying, request
+    crew, as_worker, enqueue, ended, staying
 ):
-    # Whoever runs this in the background may have it ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     job_id = enqueue()
     handler, begun, _ = staying
     worker = Worker(
