@@ -763,9 +763,9 @@ stable
 as $$
 declare
     v_newest timestamptz := greatest(
-        (select j.created_at from job as j order by j.job_id desc limit 1),
+        (select j.created_at::timestamptz from job as j order by j.job_id desc limit 1),
         (
-            select a.ended_at
+            select a.ended_at::timestamptz
             from attempt as a
             where
                 a.outcome in ('succeeded', 'failed')
@@ -775,7 +775,7 @@ declare
         )
     );
     v_oldest timestamptz := (
-        select a.ended_at
+        select a.ended_at::timestamptz
         from attempt as a
         where
             a.outcome in ('succeeded', 'failed')

@@ -203,4 +203,4 @@ def test_plpgsql_check_finds_nothing(owner):
         " where p.pronamespace = 'jobs_email'::regnamespace and l.lanname = 'plpgsql'"
     )
 
-    assert findings == []
+    assert findings == [], "\n".join(map(str, findings))
