@@ -82,6 +82,7 @@ def test_t13_eight_workers_above_read_committed_claim_each_job_once(
     assert owner.rows("select distinct attempt from live_job") == [(1,)]
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize(
     "call",

@@ -493,6 +493,7 @@ HABITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", HABITS)
 @in_a_loop
 async def test_the_habits_of_a_connection_change_no_answer(habit, played, expected):
@@ -699,6 +700,7 @@ async def test_the_repr_shows_no_secret(standing):
 # Many tasks.
 
 
+@pytest.mark.slow
 @stands(lambda stand: not stand.pool)
 @in_a_loop
 async def test_tasks_on_one_connection_get_their_own_answers(stand, standing, owner):
@@ -724,6 +726,7 @@ async def test_tasks_on_one_connection_get_their_own_answers(stand, standing, ow
     assert len(answered) == (50 if stand.acting else 100)
 
 
+@pytest.mark.slow
 @stands(lambda stand: stand.pool)
 @in_a_loop
 async def test_many_tasks_share_a_pool_of_two(stand, standing, owner):

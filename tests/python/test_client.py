@@ -139,6 +139,7 @@ def test_the_first_refusal_aborts_the_transaction_it_joined(client):
 # A pool: each call is a transaction of its own.
 
 
+@pytest.mark.slow
 @every_verb
 @pytest.mark.parametrize(("autocommit", "acting"), [(True, False), (False, True)])
 def test_a_call_on_a_pool_is_a_transaction_of_its_own(
@@ -858,6 +859,7 @@ APPLICATION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acting", [True, False])
 @pytest.mark.parametrize("autocommit", [True, False])
 @pytest.mark.parametrize("habit", APPLICATION)

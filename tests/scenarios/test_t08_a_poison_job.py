@@ -7,9 +7,12 @@ from __future__ import annotations
 from functools import partial
 from signal import SIGTERM
 
+import pytest
+
 GOOD = 50
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_its_process_stops_no_other(
     crews, background, employ, enqueue, starts, attempts, owner, until
 ):

@@ -188,6 +188,7 @@ def test_a_caller_declared_for_one_thing_may_not_do_another_it_was_granted(
     assert "SET ROLE" in refusal.value.diag.message_hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

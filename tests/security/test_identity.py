@@ -311,6 +311,7 @@ def test_a_trigger_of_another_caller_acts_as_the_session(
 # Names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

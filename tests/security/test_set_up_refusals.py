@@ -78,6 +78,7 @@ def made(owner, fresh):
     return made
 
 
+@pytest.mark.slow
 @FIELDS
 @pytest.mark.parametrize(
     "name",
@@ -217,6 +218,7 @@ def test_set_up_refuses_the_group_roles_of_an_instance_in_another_database(
     assert schema is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("holding", ["owns", "was granted"])
 def test_set_up_refuses_a_group_role_that_holds_something_in_another_database(

@@ -619,6 +619,7 @@ def test_claim_gives_the_lease_that_the_policy_says(worker, owner, enqueue):
     assert timedelta(seconds=3590) < left <= timedelta(seconds=3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -698,6 +698,7 @@ def test_enqueue_updates_or_locks_no_job_that_exists(producer, owner, ask):
     assert owner.rows(versions) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
