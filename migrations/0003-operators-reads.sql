@@ -1143,33 +1143,6 @@ as $$
 $$;
 comment on function _faults_of_storage() is
 'Vacuum, bloat and the queue of notifications, for inspect_health.';
--- Whoever only waits for such a lock makes everybody else wait behind it.
-create or replace function _is_shut()
-returns boolean
-language sql
-stable
-as $$
-    select exists (
-        select
-        from pg_locks as l
-        join pg_class as c on c.oid = l.relation
-        where
-            l.locktype = 'relation'
-            and l.mode = 'AccessExclusiveLock'
-            and l.pid is distinct from pg_backend_pid()
-            and l.database = (
-                select d.oid from pg_database as d where d.datname = current_database()
-            )
-            and c.relnamespace = (
-                select i.relnamespace
-                from pg_class as i
-                where i.oid = 'instance'::regclass
-            )
-    )
-$$;
-comment on function _is_shut() is
-'Whether another session has locked a table or an index of the Instance, or waits to, '
-'so that even reading it would wait.';
 -- The digest of what a dump and another server version leave as it is; check compares
 -- everything else.
 create or replace function _objects()
@@ -1262,6 +1235,45 @@ $$;
 comment on function _objects() is
 'What the schema holds, as installed_object keeps it: functions, tables, views, '
 'triggers, indexes, constraints, and every grant to another role than the owner.';
+create or replace function _requeue(
+    p_job_ids uuid[], p_extra_attempts integer, out jobs integer,
+    out available_at timestamptz
+)
+language plpgsql
+volatile
+as $$
+begin
+    -- A lock that leaves a new version behind: a purge with an older snapshot then
+    -- fails to serialize, instead of deleting the job of a live row it cannot see.
+    update job as j set producer = j.producer where j.job_id = any (p_job_ids);
+
+    available_at := clock_timestamp();
+    insert into live_job (
+        job_id, available_at, attempt, max_attempts, queue, last_failure_code
+    )
+    select
+        j.job_id, _requeue.available_at, a.attempt, a.attempt + p_extra_attempts,
+        j.queue, a.failure_code
+    from unnest(p_job_ids) as p (job_id)
+    cross join lateral (
+        select i.* from job as i where i.job_id = p.job_id offset 0
+    ) as j
+    cross join lateral (
+        select e.*
+        from attempt as e
+        where e.job_id = p.job_id
+        order by e.attempt desc
+        limit 1
+    ) as a
+    where
+        a.outcome <> 'succeeded'
+        and (select l.job_id from live_job as l where l.job_id = p.job_id) is null;
+    get diagnostics jobs = row_count;
+end;
+$$;
+comment on function _requeue(uuid[], integer) is
+'Queues those of the jobs that have failed again, due at once, with that many more '
+'attempts each; answers how many.';
 -- Up to 64 MB are read whole, which is a quarter of a million live jobs.
 create or replace function _share_to_read()
 returns real
@@ -1421,10 +1433,7 @@ begin
     end if;
     v_answer.job_id := p_job_id;
 
-    if _is_shut() then
-        v_answer := _explained_lock(v_answer, null);
-    end if;
-    -- The lock may be gone since.
+    v_answer := _explained_lock(v_answer, null);
     if v_answer.reason is null then
         select
             j.queue::text, l.xmax as locker, l.job_id is not null as is_live,
@@ -1671,7 +1680,7 @@ set enable_sort = off
 as $$
 begin
     -- Behind a lock on a whole table everything else would wait, too.
-    if _is_shut() then
+    if (_explained_lock(null, null)).reason is not null then
         return query
         select h.severity, f.finding, f.subject, f.since, f.detail, h.remedy
         from _faults_of_sessions() as f
@@ -2076,6 +2085,61 @@ comment on function enforce_retention(integer) is
 'Purges up to p_limit jobs that ended longer than retention_seconds ago, and answers '
 'how many: 0 where none is set. For any scheduler, again and again until it answers '
 'fewer than p_limit; audited as purge. Refuses other than 1 to 10000 jobs (LJ007).';
+create or replace function redrive(p_job_id uuid, p_extra_attempts integer default 1)
+returns failed_job
+language plpgsql
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_nestloop = on
+set enable_indexscan = on
+set enable_sort = off
+as $$
+declare
+    v_jobs integer;
+    v_now  timestamptz;
+begin
+    if (p_extra_attempts between 1 and 100) is not true then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'extra_attempts must be from 1 to 100';
+    end if;
+
+    select q.jobs, q.available_at into v_jobs, v_now
+    from _requeue(array[p_job_id], p_extra_attempts) as q;
+    if not exists (select from job as j where j.job_id = p_job_id) then
+        raise exception using
+            errcode = 'LJ006',
+            message = 'no such job',
+            hint    = 'It may have been purged, or belong to another Instance.';
+    end if;
+    if v_jobs = 0 then
+        raise exception using
+            errcode = 'LJ007',
+            message = 'the job has not failed',
+            hint    = 'Only a job whose status is failed can be redriven.';
+    end if;
+    perform _wake(j.queue)
+    from job as j
+    where j.job_id = p_job_id and _is_awaited(j.queue);
+
+    insert into operator_act (operator, act, arguments, job_count)
+    values (
+        _caller(), 'redrive',
+        jsonb_build_object('job_id', p_job_id, 'extra_attempts', p_extra_attempts), 1
+    );
+    return ('queued'::text, v_now);
+end;
+$$;
+comment on function redrive(uuid, integer) is
+'Queues a failed job again with that many more attempts, its history kept and its '
+'fencing token still growing; audited. Refuses an unknown job (LJ006), a job that has '
+'not failed, and other than 1 to 100 attempts (LJ007).';
 create or replace function redrive_failed(
     p_queue text,
     p_since timestamptz,
@@ -2099,7 +2163,6 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 declare
-    v_now     timestamptz;
     v_job_ids uuid[];
     v_count   integer;
 begin
@@ -2158,28 +2221,8 @@ begin
         limit p_limit
     );
 
-    -- As redrive does it: a new version of the job row first, then, by a statement of
-    -- its own, which sees what happened between the look and the lock.
-    update job as j set producer = j.producer where j.job_id = any (v_job_ids);
-    v_now := clock_timestamp();
-    insert into live_job (
-        job_id, available_at, attempt, max_attempts, queue, last_failure_code
-    )
-    select
-        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, p_queue,
-        a.failure_code
-    from unnest(v_job_ids) as j (job_id)
-    cross join lateral (
-        select e.*
-        from attempt as e
-        where e.job_id = j.job_id
-        order by e.attempt desc
-        limit 1
-    ) as a
-    where
-        a.outcome <> 'succeeded'
-        and (select l.job_id from live_job as l where l.job_id = j.job_id) is null;
-    get diagnostics v_count = row_count;
+    -- By a statement of its own, which sees what happened between the look and the lock.
+    select q.jobs into v_count from _requeue(v_job_ids, p_extra_attempts) as q;
     if v_count > 0 and _is_awaited(p_queue) then
         perform _wake(p_queue);
     end if;

@@ -27,10 +27,7 @@ begin
     end if;
     v_answer.job_id := p_job_id;
 
-    if _is_shut() then
-        v_answer := _explained_lock(v_answer, null);
-    end if;
-    -- The lock may be gone since.
+    v_answer := _explained_lock(v_answer, null);
     if v_answer.reason is null then
         select
             j.queue::text, l.xmax as locker, l.job_id is not null as is_live,

@@ -16,7 +16,7 @@ set enable_sort = off
 as $$
 begin
     -- Behind a lock on a whole table everything else would wait, too.
-    if _is_shut() then
+    if (_explained_lock(null, null)).reason is not null then
         return query
         select h.severity, f.finding, f.subject, f.since, f.detail, h.remedy
         from _faults_of_sessions() as f

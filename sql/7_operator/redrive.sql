@@ -14,7 +14,8 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 declare
-    v_now timestamptz;
+    v_jobs integer;
+    v_now  timestamptz;
 begin
     if (p_extra_attempts between 1 and 100) is not true then
         raise exception using
@@ -22,36 +23,15 @@ begin
             message = 'extra_attempts must be from 1 to 100';
     end if;
 
-    -- A lock that leaves a new version behind: a purge with an older snapshot then
-    -- fails to serialize, instead of deleting the job of a live row it cannot see.
-    update job as j set producer = j.producer where j.job_id = p_job_id;
-    if not found then
+    select q.jobs, q.available_at into v_jobs, v_now
+    from _requeue(array[p_job_id], p_extra_attempts) as q;
+    if not exists (select from job as j where j.job_id = p_job_id) then
         raise exception using
             errcode = 'LJ006',
             message = 'no such job',
             hint    = 'It may have been purged, or belong to another Instance.';
     end if;
-
-    v_now := clock_timestamp();
-    insert into live_job (
-        job_id, available_at, attempt, max_attempts, queue, last_failure_code
-    )
-    select
-        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, j.queue,
-        a.failure_code
-    from job as j
-    cross join lateral (
-        select e.*
-        from attempt as e
-        where e.job_id = j.job_id
-        order by e.attempt desc
-        limit 1
-    ) as a
-    where
-        j.job_id = p_job_id
-        and a.outcome <> 'succeeded'
-        and not exists (select from live_job as l where l.job_id = j.job_id);
-    if not found then
+    if v_jobs = 0 then
         raise exception using
             errcode = 'LJ007',
             message = 'the job has not failed',

@@ -21,7 +21,6 @@ set enable_indexscan = on
 set enable_sort = off
 as $$
 declare
-    v_now     timestamptz;
     v_job_ids uuid[];
     v_count   integer;
 begin
@@ -80,28 +79,8 @@ begin
         limit p_limit
     );
 
-    -- As redrive does it: a new version of the job row first, then, by a statement of
-    -- its own, which sees what happened between the look and the lock.
-    update job as j set producer = j.producer where j.job_id = any (v_job_ids);
-    v_now := clock_timestamp();
-    insert into live_job (
-        job_id, available_at, attempt, max_attempts, queue, last_failure_code
-    )
-    select
-        j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts, p_queue,
-        a.failure_code
-    from unnest(v_job_ids) as j (job_id)
-    cross join lateral (
-        select e.*
-        from attempt as e
-        where e.job_id = j.job_id
-        order by e.attempt desc
-        limit 1
-    ) as a
-    where
-        a.outcome <> 'succeeded'
-        and (select l.job_id from live_job as l where l.job_id = j.job_id) is null;
-    get diagnostics v_count = row_count;
+    -- By a statement of its own, which sees what happened between the look and the lock.
+    select q.jobs into v_count from _requeue(v_job_ids, p_extra_attempts) as q;
     if v_count > 0 and _is_awaited(p_queue) then
         perform _wake(p_queue);
     end if;

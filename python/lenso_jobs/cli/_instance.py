@@ -10,9 +10,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from lenso_jobs import InspectedFinding, Jobs, Unauthorized, _wire
-from lenso_jobs._assets import asset_dir
 from lenso_jobs._prepare import SCHEMA_VERSION, become, installed_version, verify
 from lenso_jobs.cli import _options
+from lenso_jobs.operator._migrations import released
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,11 +84,7 @@ def _of_the_version(version: int, schema: str) -> Iterator[InspectedFinding]:
     is_older = version < SCHEMA_VERSION
     detail = f"at version {version}, and this release is made for {SCHEMA_VERSION}"
     if is_older:
-        pending = sorted(
-            path.stem
-            for path in asset_dir("migrations").glob("[0-9]*.sql")
-            if int(path.stem.partition("-")[0]) > version
-        )
+        pending = [each.name for each in released() if each.number > version]
         detail += f"; pending: {', '.join(pending)}"
     yield InspectedFinding(
         "critical",
