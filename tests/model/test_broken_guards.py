@@ -128,11 +128,11 @@ GUARDS = {
         "delete from attempt as a where a.job_id = any (v_job_ids);",
         "",
     ),
-    "redrive takes what succeeded": ("redrive", "and a.outcome <> 'succeeded'", ""),
+    "redrive takes what succeeded": ("_requeue", "a.outcome <> 'succeeded'", "true"),
     "redrive counts attempts anew": (
-        "redrive",
-        "j.job_id, v_now, a.attempt, a.attempt + p_extra_attempts",
-        "j.job_id, v_now, 0, p_extra_attempts",
+        "_requeue",
+        "a.attempt, a.attempt + p_extra_attempts",
+        "0, p_extra_attempts",
     ),
     "retire_expired ends leases that are live": (
         "retire_expired",
@@ -151,6 +151,24 @@ SOON = {
 }
 
 
+def broken(owner, guard):
+    name, *changes = GUARDS[guard]
+    definition = owner.value(
+        "select pg_get_functiondef(p.oid) from pg_proc as p"
+        " where p.pronamespace = 'jobs_email'::regnamespace and p.proname = %s",
+        name,
+    )
+    for sound, unsound in zip(changes[::2], changes[1::2], strict=True):
+        assert sound in definition
+        definition = definition.replace(sound, unsound)
+    return definition
+
+
+def test_every_guard_is_where_it_can_be_broken(owner):
+    for guard in GUARDS:
+        broken(owner, guard)
+
+
 @pytest.mark.parametrize(
     "guard",
     [
@@ -159,16 +177,7 @@ SOON = {
     ],
 )
 def test_a_broken_guard_is_found(bench, owner, guard):
-    name, *changes = GUARDS[guard]
-    definition = owner.value(
-        "select pg_get_functiondef(p.oid) from pg_proc as p"
-        " where p.pronamespace = 'jobs_email'::regnamespace and p.proname = %s",
-        name,
-    )
-    for sound, broken in zip(changes[::2], changes[1::2], strict=True):
-        assert sound in definition
-        definition = definition.replace(sound, broken)
-    owner.execute(definition)
+    owner.execute(broken(owner, guard))
 
     with pytest.raises(AssertionError):
         run(bench, examples=1000, number=1, phases=GENERATED)
