@@ -36,6 +36,7 @@ FIRST = {
     "fence": ("sql/test_plans.py",),
     "grant": ("security/test_grants.py", "security/test_catalogue.py"),
     "constraint": ("sql/test_tables.py",),
+    "index": ("sql/test_plans.py",),
     "lock": ("concurrency/test_interleavings.py", "concurrency/test_claims.py"),
     "order": ("concurrency/test_deadlocks.py",),
     "clock": ("scenarios/test_t17*.py",),

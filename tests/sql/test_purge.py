@@ -65,6 +65,21 @@ def left(owner):
     return left
 
 
+@pytest.fixture
+def end_anew(owner):
+    """Let an ended job have failed a second time, an hour ago."""
+
+    def end_anew(job_id):
+        owner.execute(
+            "insert into attempt (job_id, leased_at, ended_at, attempt, max_attempts,"
+            " worker, outcome, lease_token_hash) values (%s, clock_timestamp(),"
+            " clock_timestamp() - interval '1 h', 2, 3, 'email-worker', 'failed', '')",
+            (job_id,),
+        )
+
+    return end_anew
+
+
 def test_purge_deletes_what_ended_before_the_cutoff_with_its_evidence(
     operator, owner, ended, cutoff, left
 ):
@@ -81,16 +96,10 @@ def test_purge_deletes_what_ended_before_the_cutoff_with_its_evidence(
 
 
 def test_purge_goes_by_the_end_of_the_last_attempt(
-    operator, owner, ended, cutoff, left
+    operator, owner, ended, end_anew, cutoff, left
 ):
     (job_id,) = ended(5)
-    owner.execute(
-        "insert into attempt (job_id, leased_at, ended_at, attempt,"
-        " max_attempts, worker,"
-        " outcome, lease_token_hash) values (%s, clock_timestamp(),"
-        " clock_timestamp() - interval '1 h', 2, 3, 'email-worker', 'failed', '')",
-        (job_id,),
-    )
+    end_anew(job_id)
 
     assert operator.value(PURGE, cutoff(2), 1000) == 0
     assert left() == {job_id}
@@ -154,6 +163,22 @@ def test_purge_spends_nothing_of_its_limit_on_a_redriven_job(
 
     assert left() == {redriven, kept}
     assert oldest not in left()
+
+
+def test_purge_spends_nothing_of_its_limit_on_a_job_that_has_ended_anew_since(
+    operator, ended, end_anew, cutoff, left
+):
+    first, _ = ended(9, 8, outcome="failed")
+    end_anew(first)
+
+    assert operator.value(PURGE, cutoff(2), 1) == 1
+    assert left() == {first}
+
+
+def test_purge_takes_the_time_of_its_own_call_for_a_cutoff(operator, ended):
+    ended(1)
+
+    assert operator.value("select purge(clock_timestamp())") == 1
 
 
 def test_purge_sets_the_key_of_an_ended_job_free_again(

@@ -219,9 +219,33 @@ def test_instance_refuses_a_policy_out_of_bounds(owner):
         "retry_jitter = 1.1",
         "retry_jitter = 'NaN'",
         "retention_seconds = 0",
+        "retention_seconds = 3155760001",
     ):
         with owner.refusing("23514"):
             owner.execute(f"update instance set {change}")
+
+
+def test_instance_takes_a_policy_at_its_bounds(owner):
+    for change in (
+        "lease_seconds = 1, retry_base_seconds = 1, retry_max_seconds = 1",
+        "lease_seconds = 3600, retry_base_seconds = 86400, retry_max_seconds = 86400",
+        "retry_jitter = 0, retention_seconds = 1",
+        "retry_jitter = 1, retention_seconds = 3155760000",
+        "retention_seconds = null",
+    ):
+        owner.execute(f"update instance set {change}")
+
+
+def test_job_takes_as_many_attempts_as_may_be_asked(insert):
+    insert("job", max_attempts="1")
+    insert("job", max_attempts="100")
+
+
+def test_names_may_be_as_short_and_as_long_as_they_are_told_to_be(owner):
+    for name in ("q", "q" * 128):
+        owner.execute("insert into queue values (%s)", (name,))
+    for name in ("c", "c" * 63, "é" * 31):
+        owner.execute("insert into caller values (%s, true, false, false)", (name,))
 
 
 def test_queue_refuses_a_name_that_is_not_plain(owner):
@@ -257,6 +281,61 @@ def test_live_job_has_one_index_besides_its_key(owner):
     assert indexes[0][0].endswith(
         "(queue, available_at, job_id) WHERE (queue IS NOT NULL)"
     )
+
+
+# Besides what the types of columns say; the others must be known.
+MAY_BE_NULL = {
+    "instance": {"retention_seconds"},
+    "job": {"available_at"},
+    "live_job": {*UNLEASED, "last_failure_code"},
+    "attempt": {"retry_at", "retryable", "failure_code"},
+}
+KEYS = {
+    "instance": "is_only",
+    "queue": "queue",
+    "caller": "caller",
+    "job": "job_id",
+    "live_job": "job_id",
+    "attempt": "job_id, attempt",
+    "operator_act": "operator_act_id",
+    "installed_object": "kind, name",
+}
+
+
+def test_every_column_is_known_but_those_that_say_something_by_null(owner):
+    nullable = owner.rows(
+        "select c.relname, a.attname from pg_attribute as a"
+        " join pg_class as c on c.oid = a.attrelid"
+        " where c.relnamespace = 'jobs_email'::regnamespace and c.relkind = 'r'"
+        " and a.attnum > 0 and not a.attnotnull and c.relname !~ 'yoyo'"
+    )
+
+    assert sorted(nullable) == sorted(
+        (table, column) for table, columns in MAY_BE_NULL.items() for column in columns
+    )
+
+
+def test_every_table_has_its_key(owner):
+    keys = owner.rows(
+        "select c.relname, pg_get_constraintdef(k.oid) from pg_constraint as k"
+        " join pg_class as c on c.oid = k.conrelid"
+        " where k.connamespace = 'jobs_email'::regnamespace and k.contype = 'p'"
+        " and c.relname !~ 'yoyo'"
+    )
+
+    assert dict(keys) == {
+        table: f"PRIMARY KEY ({columns})" for table, columns in KEYS.items()
+    }
+
+
+def test_acts_and_policy_are_dated_by_the_moment_they_are_written(owner, configure):
+    with owner.transaction():
+        configure(lease_seconds=7)
+
+        assert owner.value(
+            "select configured_at > now() and max(acted_at) > now()"
+            " from instance, operator_act group by configured_at"
+        )
 
 
 def test_every_column_of_text_is_compared_by_its_bytes(owner):
