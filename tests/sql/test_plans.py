@@ -357,7 +357,7 @@ def test_claims_and_batches_hold_that_were_planned_before_there_was_any_job(
 
 
 def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
-    owner, connect, prefix, fill, buffers
+    by_hand, owner, connect, prefix, fill, buffers
 ):
     fill(ended=20000, scheduled=10000)
     spent = []

@@ -80,6 +80,30 @@ def test_retire_expired_ends_no_more_than_the_limit(operator, owner, lapsed):
     assert operator.value(RETIRE, 70) == 0
 
 
+def test_retire_expired_takes_hold_of_no_more_than_it_ends(
+    operator, connect, prefix, lapsed
+):
+    lapsed(2)
+    another = connect(f"{prefix}_duty")
+
+    with operator.transaction():
+        operator.execute(RETIRE, (1,))
+
+        assert another.value(RETIRE, 1) == 1
+
+
+def test_retire_expired_goes_by_the_moment_at_which_it_looks(operator, owner, lapsed):
+    lapsed(1)
+    lapses = owner.value(
+        "update live_job set lease_expires_at = clock_timestamp() + interval '100 ms'"
+        " returning lease_expires_at"
+    )
+
+    assert (
+        operator.value("select retire_expired() from pg_sleep_until(%s)", lapses) == 1
+    )
+
+
 def test_retire_expired_refuses_a_limit_out_of_bounds(operator, lapsed, state):
     lapsed(1)
     before = state()

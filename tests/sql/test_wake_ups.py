@@ -67,7 +67,8 @@ def test_whoever_waits_is_told_the_queue_s_name_and_nothing_else(put, waiting, h
     assert heard(waiter) == heard(another) == [EMAIL]
 
 
-def test_nothing_is_sent_while_nobody_waits_for_the_queue(put, waiting, heard):
+def test_nothing_is_sent_while_nobody_waits_for_the_queue(put, waiting, heard, enqueue):
+    enqueue(queue="slow")
     listener, elsewhere = waiting(), waiting("slow")
 
     put()
