@@ -32,12 +32,14 @@ from pytest_postgresql import factories
 
 from lenso_jobs._assets import asset_dir
 from lenso_jobs.config import Configuration
-from lenso_jobs.embedded import SERVER_URL, EmbeddedServer
-from lenso_jobs.operator import _migrations, setup
+from lenso_jobs.embedded import SERVER_URL, EmbeddedServer, find_programs
+from lenso_jobs.operator import _migrations, setup, upgrade
 
 SERVER = "LENSO_JOBS_TEST_SERVER"
 # More settings of that server, as a JSON object.
 SETTINGS = "LENSO_JOBS_TEST_SETTINGS"
+# Set where the Instance that every test gets a copy of shall come out of a backup.
+RESTORED = "LENSO_JOBS_TEST_RESTORED"
 CALLERS = ("accounts", "organization", "email-worker", "spare-worker", "operations")
 KINDS = ("producer", "worker", "observer")
 # Tests that need a dead lease or a due job move the clock of the row, not of the server.
@@ -102,7 +104,10 @@ def document(**changes):
 def _load(**parameters):
     parameters.pop("autocommit", None)
     conninfo = make_conninfo(**{k: v for k, v in parameters.items() if v is not None})
-    setup(Configuration.from_json(document()), conninfo)
+    configuration = Configuration.from_json(document())
+    setup(configuration, conninfo)
+    if RESTORED in os.environ:
+        _restore(configuration, conninfo)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for caller in CALLERS:
             _retried(connection, f'alter role "{caller}" login')
@@ -119,6 +124,23 @@ def _load(**parameters):
             )
             if group:
                 _retried(connection, f'grant "{group}" to "{name}"')
+
+
+def _restore(configuration, conninfo):
+    programs = find_programs()
+    with tempfile.TemporaryDirectory() as directory:
+        dump = f"{directory}/jobs.dump"
+        subprocess.run(
+            [programs / "pg_dump", "--format=custom", f"--file={dump}", conninfo],
+            check=True,
+        )
+        with psycopg.connect(conninfo) as connection:
+            connection.execute("drop schema jobs_email cascade")
+        subprocess.run(
+            [programs / "pg_restore", "--exit-on-error", f"--dbname={conninfo}", dump],
+            check=True,
+        )
+    upgrade(configuration, conninfo, repair_too=True)
 
 
 def _retried(connection, statement):

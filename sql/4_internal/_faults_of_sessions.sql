@@ -34,6 +34,8 @@ as $$
         from pg_replication_slots as r
         where r.xmin is not null
     ),
+    -- Also in another database, where the numbers of tables may be the same: whoever it
+    -- is, is not among the sessions above.
     held as (
         select
             coalesce(l.pid::text, l.virtualtransaction) as place,
@@ -51,9 +53,6 @@ as $$
         join pg_class as i on i.relnamespace = c.relnamespace
         where
             l.locktype = 'relation'
-            and l.database = (
-                select d.oid from pg_database as d where d.datname = current_database()
-            )
             and i.oid = 'instance'::regclass
             -- Reading waits for this one, and behind whoever waits for it.
             and (

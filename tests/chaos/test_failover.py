@@ -387,6 +387,48 @@ def test_a_pool_keeps_connections_to_what_turned_read_only(pair, keys):
     assert keys() == ["a"]
 
 
+def test_an_old_snapshot_on_a_standby_is_found_on_the_primary(pair):
+    slot = "replication slot standby"
+
+    with pair.primary.connect() as primary:
+
+        def sender():
+            rows = primary.execute(
+                "select pid from pg_stat_replication where backend_xmin is not null"
+            ).fetchall()
+            return "".join(f"session {pid}" for (pid,) in rows)
+
+        def held():
+            return dict(
+                primary.execute(
+                    f"select subject, detail from {SCHEMA}.inspect_health()"
+                    " where finding = 'snapshot_held'"
+                ).fetchall()
+            )
+
+        primary.execute("select pg_create_physical_replication_slot('standby', true)")
+        with pair.standby.connect() as reader:
+            turn(reader, "alter system set hot_standby_feedback = on")
+            reader.execute("begin isolation level repeatable read")
+            reader.execute(f"select from {SCHEMA}.job")
+            until(sender)
+            primary.execute(
+                "do $$ begin create temp table ash (n int) on commit drop;"
+                " for i in 1..6000 loop begin insert into ash values (i);"
+                " exception when division_by_zero then null; end; end loop; end $$"
+            )
+            assert held()[sender()].startswith("by postgres, ")
+            with pair.standby.connect() as other:
+                turn(other, "alter system set primary_slot_name = 'standby'")
+            until(lambda: slot in held())
+            assert held()[slot].startswith("by active, ")
+        pair.standby.end()
+        until(lambda: "by not active, " in held()[slot])
+        primary.execute("select pg_drop_replication_slot('standby')")
+
+        assert held() == {}
+
+
 def turn(session, setting):
     session.execute(setting)
     session.execute("select pg_reload_conf()")

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import chain
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -26,9 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EQUIVALENTS = ROOT / "tests" / "mutation" / "equivalents.txt"
-ROOMS = ("sql", "security", "concurrency", "contract", "scenarios")
+ROOMS = ("sql", "security", "concurrency", "contract", "scenarios", "chaos")
 # These read files, and not what the files make.
 NOT_ASKED = ("contract/test_schema.py", "contract/test_readme.py")
+QUICK = "not benchmark and not slow and not long"
+SLOW = "slow"
 # Where a broken one of these is likely to be noticed first.
 FIRST = {
     "definer": ("contract/test_house_rules.py", "security/test_catalogue.py"),
@@ -94,7 +95,7 @@ class Assignment:
         """The files made for what is broken, and all others, by how often it occurs."""
         name = mutant.path.rpartition("/")[2].removesuffix(".sql")
         names = {name, *self._called_by[name]}
-        patterns = [*FIRST.get(mutant.rule, ()), f"sql/test_{name.strip('_')}*.py"]
+        patterns = [*FIRST.get(mutant.rule, ()), f"*/test_{name.strip('_')}*.py"]
         if len(names) <= 8:
             patterns += [f"sql/test_{each}*.py" for each in sorted(names)]
         if mutant.path in {"1_types.sql", "2_tables.sql"}:
@@ -174,13 +175,15 @@ def run(
 ) -> list[str]:
     """Try each mutant, as many at a time as there are grounds; answers who survived."""
     assignment = Assignment(grounds[0].root)
-    asked = {
-        mutant.name: [
-            half for half in assignment.tests(mutant)[: 2 - options.near] if half
-        ]
-        for mutant in tried
-    }
-    every = sorted({test for halves in asked.values() for test in chain(*halves)})
+    asked = {}
+    for mutant in tried:
+        near, far = assignment.tests(mutant)
+        rounds = [(near, QUICK), (far, QUICK), (near + far, SLOW)]
+        asked[mutant.name] = rounds[:1] if options.near else rounds
+    marks = QUICK if options.near else f"({QUICK}) or {SLOW}"
+    every = sorted(
+        {test for each in asked.values() for tests, _ in each for test in tests}
+    )
     free: SimpleQueue[Ground] = SimpleQueue()
     for ground in grounds:
         free.put(ground)
@@ -192,8 +195,8 @@ def run(
         began = monotonic()
         killer = None
         try:
-            for half in asked[mutant.name]:
-                killer = killer or ground.killer(mutant, half, 600)
+            for tests, marks in asked[mutant.name]:
+                killer = killer or ground.killer(mutant, tests, marks, 600)
         finally:
             free.put(ground)
         count["done"] += 1
@@ -209,7 +212,7 @@ def run(
     try:
         halves = [every[n :: len(grounds)] for n in range(len(grounds))]
         sound = [
-            pool.submit(ground.failures, half, 1200)
+            pool.submit(ground.failures, half, marks, 1200)
             for ground, half in zip(grounds, halves, strict=True)
             if half and not options.unchecked
         ]

@@ -33,7 +33,7 @@ SERVER = {
 }
 OPTIONS = (
     *("--override-ini=addopts=", "--import-mode=importlib", "--strict-markers"),
-    *("-m", "not benchmark and not slow", "-q", "--tb=short", "-rfE"),
+    *("-q", "--tb=short", "-rfE"),
     *("-p", "no:xdist", "-p", "no:randomly", "-p", "no:cacheprovider"),
     *("-p", "no:hypothesispytest"),
 )
@@ -79,17 +79,19 @@ class Ground:
     def close(self) -> None:
         self._stack.close()
 
-    def failures(self, tests: list[str], timeout: float) -> list[str]:
-        """What fails of these tests while nothing is broken."""
-        return self._run(tests, timeout, "--maxfail=20")
+    def failures(self, tests: list[str], marks: str, timeout: float) -> list[str]:
+        """What fails of these tests, those so marked, while nothing is broken."""
+        return self._run(tests, timeout, "-m", marks, "--maxfail=20")
 
-    def killer(self, mutant: Mutant, tests: list[str], timeout: float) -> str | None:
-        """The first of these tests that a mutant fails."""
+    def killer(
+        self, mutant: Mutant, tests: list[str], marks: str, timeout: float
+    ) -> str | None:
+        """The first of these tests, of those so marked, that a mutant fails."""
         path = self.root / "sql" / mutant.path
         sound = path.read_bytes()
         path.write_text(mutant.text, encoding="utf-8")
         try:
-            failed = self._run(tests, timeout, "--exitfirst")
+            failed = self._run(tests, timeout, "-m", marks, "--exitfirst")
         finally:
             path.write_bytes(sound)
         return failed[0] if failed else None
@@ -112,7 +114,7 @@ class Ground:
         code = int(self._warm.stdout.readline())
         late.cancel()
         self._sweep()
-        if code == 0:
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return []
         if code == -signal.SIGKILL:
             return [f"timeout after {timeout:.0f} s"]

