@@ -49,6 +49,8 @@ MENTIONED = {
         "sql/test_inspect_lists.py"
     ),
     r"enforce_retention": "sql/test_redrive_failed.py",
+    r"_lease_due": "sql/test_plans.py",
+    r"_document_fault|_callers_of": "sql/test_configure.py",
 }
 
 
@@ -178,9 +180,10 @@ def run(
     asked = {}
     for mutant in tried:
         near, far = assignment.tests(mutant)
-        rounds = [(near, QUICK), (far, QUICK), (near + far, SLOW)]
-        asked[mutant.name] = rounds[:1] if options.near else rounds
-    marks = QUICK if options.near else f"({QUICK}) or {SLOW}"
+        rounds = [(half, marks) for half in (near, far) for marks in (QUICK, SLOW)]
+        asked[mutant.name] = [
+            each for each in rounds[: 4 - 2 * options.near] if each[0]
+        ]
     every = sorted(
         {test for each in asked.values() for tests, _ in each for test in tests}
     )
@@ -212,7 +215,7 @@ def run(
     try:
         halves = [every[n :: len(grounds)] for n in range(len(grounds))]
         sound = [
-            pool.submit(ground.failures, half, marks, 1200)
+            pool.submit(ground.failures, half, f"({QUICK}) or {SLOW}", 1200)
             for ground, half in zip(grounds, halves, strict=True)
             if half and not options.unchecked
         ]

@@ -259,6 +259,23 @@ def test_enqueue_accepts_a_declared_queue_of_128_characters(producer, owner, ask
     assert ask(producer, queue=name)["created"]
 
 
+def test_enqueue_blames_what_is_wrong_and_no_name_at_its_limit(producer, owner, ask):
+    queue, name = "q" * 128, "k" * 256
+    owner.execute("insert into queue values (%s)", (queue,))
+
+    for blamed, changes in (
+        ("queue", {"queue": "q" * 129}),
+        ("kind", {"queue": queue, "kind": "no kind"}),
+        ("idempotency_key", {"kind": name, "key": "no key"}),
+        ("max_attempts", {"queue": queue, "max_attempts": 0}),
+        ("max_attempts", {"kind": name, "max_attempts": 0}),
+        ("max_attempts", {"key": name, "max_attempts": 0}),
+    ):
+        with producer.refusing("LJ001") as caught:
+            ask(producer, **changes)
+        assert caught.value.diag.message_primary.startswith(f"{blamed} must be ")
+
+
 def test_enqueue_accepts_262144_bytes_of_payload_and_no_more(producer, ask):
     for key, fill in (("one", "x"), ("two", "é"), ("six", "\\u0007")):
         width = len(fill.encode())
