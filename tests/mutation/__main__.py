@@ -49,7 +49,7 @@ MENTIONED = {
         "sql/test_inspect_lists.py"
     ),
     r"enforce_retention": "sql/test_redrive_failed.py",
-    r"_lease_due": "sql/test_plans.py",
+    r"_lease_due|/purge": "sql/test_plans.py",
     r"_document_fault|_callers_of": "sql/test_configure.py",
 }
 
@@ -111,13 +111,14 @@ class Assignment:
             for path in sorted((self._root / "tests").glob(pattern))
             if path in self._texts
         ]
-        near = list(dict.fromkeys(near))
         mention = re.compile(rf"\b(?:{'|'.join(names)})\b")
         far = sorted(
             self._texts.keys() - set(near),
             key=lambda path: (-len(mention.findall(self._texts[path])), path),
         )
-        return self._named(near), self._named(far)
+        # Where nobody is likely to, those that name it most often come first.
+        near = list(dict.fromkeys(near)) or far[:4]
+        return self._named(near), self._named([p for p in far if p not in near])
 
     def _named(self, paths: list[Path]) -> list[str]:
         return [path.relative_to(self._root).as_posix() for path in paths]

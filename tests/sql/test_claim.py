@@ -585,28 +585,47 @@ def test_claim_counts_the_lease_from_the_clock_not_the_transactions_start(
     assert row["lease_expires_at"] > passed + LEASE
 
 
+@pytest.mark.parametrize("limit", [1, 2])
 def test_claim_counts_the_lease_from_the_clock_not_the_statements_start(
-    worker, enqueue
+    worker, enqueue, limit
 ):
     enqueue()
 
     held = worker.value(
         "select c.lease_expires_at - statement_timestamp()"
-        " from (select 1 + length(pg_sleep(0.05)::text) as one offset 0) as s,"
-        " lateral claim('email', s.one) as c"
+        " from (select %s + length(pg_sleep(0.05)::text) as n offset 0) as s,"
+        " lateral claim('email', s.n) as c",
+        limit,
     )
 
     assert held >= LEASE + timedelta(milliseconds=50)
 
 
-def test_claim_sees_a_job_that_fell_due_within_the_transaction(
-    worker, connect, owner, enqueue
-):
+@pytest.mark.parametrize("limit", [1, 2])
+def test_claim_goes_by_the_moment_at_which_it_looks(worker, owner, enqueue, limit):
+    enqueue()
+    due = owner.value(
+        "update live_job set available_at = clock_timestamp() + interval '100 ms'"
+        " returning available_at"
+    )
+
+    expires_at = worker.value(
+        "with slept as materialized (select pg_sleep_until(%s)::text as text)"
+        " select c.lease_expires_at from slept, lateral"
+        " (select * from claim('email', %s) where slept.text is not null) as c",
+        *(due, limit),
+    )
+
+    assert expires_at >= due + LEASE
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_claim_sees_a_job_that_fell_due_within_the_transaction(worker, enqueue, limit):
     with worker.transaction():
         worker.execute("select 1")
         job_id = enqueue()
 
-        assert worker.row(CLAIM, "email", 1)["job_id"] == job_id
+        assert worker.row(CLAIM, "email", limit)["job_id"] == job_id
 
 
 def test_claim_gives_the_lease_that_the_policy_says(worker, owner, enqueue):

@@ -527,6 +527,24 @@ def test_a_claim_that_finds_nothing_walks_at_once_after_a_quick_walk(
         assert take(worker, limit) == [older]
 
 
+@LIMITS
+def test_a_walk_after_nothing_was_found_goes_by_its_own_moment(
+    worker, due, force, owner, limit
+):
+    job_id = due(-0.1)
+    falls_due = owner.value("select available_at from live_job")
+    force(worker, at=-60)
+
+    claimed = worker.rows(
+        "with slept as materialized (select pg_sleep_until(%s)::text as text)"
+        " select c.job_id from slept, lateral"
+        " (select * from claim('email', %s) where slept.text is not null) as c",
+        *(falls_due, limit),
+    )
+
+    assert claimed == [(job_id,)]
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_claim_that_finds_nothing_walks_after_fifty_times_a_slow_walk(
     worker, due, force, floor, limit

@@ -392,11 +392,29 @@ def test_a_table_that_a_session_locks_is_found_without_waiting(
 
 
 def test_only_the_tables_of_jobs_are_looked_after(owner, health):
-    owner.execute("create table public.other (n integer)")
+    owner.execute(
+        "create table public.other (n integer check (n > 0));"
+        " create domain public.small as integer check (value < 9);"
+        " create function public.f() returns integer language sql return 1"
+    )
     with owner.transaction():
         owner.execute("lock table operator_act in share mode")
         owner.execute("lock table public.other")
         assert health() == []
+
+
+def test_what_refers_to_a_job_is_a_stray_once(owner):
+    with owner.transaction(force_rollback=True):
+        owner.execute("create table note (job_id uuid references job)")
+        found = owner.rows("select finding, subject from inspect_health()")
+
+    assert found == [("object_stray", "table note")]
+
+
+def test_how_the_session_quotes_names_is_no_difference(observer, health):
+    observer.execute("set quote_all_identifiers = on")
+
+    assert health() == []
 
 
 def test_what_its_own_transaction_locks_is_not_found(owner):

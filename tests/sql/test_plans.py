@@ -489,6 +489,14 @@ def test_purge_planned_on_empty_tables_holds_once_they_are_large(
     assert buffers(operator, "select purge(clock_timestamp(), 20)") / 20 < 100
 
 
+def test_purge_reads_nothing_of_what_is_kept(by_hand, operator, fill, buffers):
+    operator.execute("select purge(clock_timestamp())")
+    fill(ended=2000)
+
+    kept = "select purge(clock_timestamp() - interval '1 h', 1000)"
+    assert buffers(operator, kept) < 100
+
+
 @pytest.mark.parametrize("off", ["nestloop", "hashagg", "sort"])
 def test_a_claim_that_reclaims_reads_no_whole_index(
     off, by_hand, owner, worker, fill, buffers

@@ -248,6 +248,14 @@ def test_names_may_be_as_short_and_as_long_as_they_are_told_to_be(owner):
         owner.execute("insert into caller values (%s, true, false, false)", (name,))
 
 
+def test_what_is_declared_is_published_whatever_the_session_s_path(owner):
+    owner.execute("set search_path = pg_catalog")
+
+    owner.execute("insert into jobs_email.queue values ('late')")
+
+    assert owner.value("select 'late' = any (queues) from jobs_email.instance")
+
+
 def test_queue_refuses_a_name_that_is_not_plain(owner):
     for name in ("", "a b", "q" * 129, "a\n", "é"):
         with owner.refusing("23514"):
