@@ -441,6 +441,20 @@ def test_claim_ends_at_most_64_jobs_at_a_time_and_all_of_them_in_the_end(
     assert {j for (j,) in owner.rows("select job_id from attempt")} == set(job_ids)
 
 
+def test_claim_ends_those_first_that_fell_due_first(connect, owner, fill):
+    job_ids = sorted(fill(66), key=str)
+    owner.execute(
+        "update live_job set available_at = clock_timestamp() - interval '1 min'"
+        " * array_position(%s, job_id)",
+        (job_ids,),
+    )
+
+    assert connect("email-worker").rows(CLAIM, "email", 100) == []
+
+    left = owner.rows("select job_id from live_job order by job_id")
+    assert [job_id for (job_id,) in left] == job_ids[:2]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 1000])
 def test_claim_fills_its_limit_through_jobs_that_have_run_out(
     connect, owner, enqueue, fill, limit

@@ -321,7 +321,9 @@ def test_a_queue_that_is_not_declared_is_listed_while_it_has_jobs(
     ]
 
 
-def test_workers_that_wait_for_a_queue_are_counted(connect, observer):
+def test_workers_that_wait_for_a_queue_are_counted(
+    connect, observer, background, blocked
+):
     for _ in range(2):
         session = connect("email-worker")
         session.execute("select pg_try_advisory_lock_shared(wait_key('email'))")
@@ -333,11 +335,16 @@ def test_workers_that_wait_for_a_queue_are_counted(connect, observer):
     halves = key >> 32, (key & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
     session.execute("select pg_try_advisory_lock_shared(%s, %s)", halves)
     session.execute("select pg_try_advisory_lock(%s)", (key,))
+    # And one that does not hold it yet.
+    late = connect("email-worker")
+    waiting = background(late.execute, "select pg_advisory_lock_shared(%s)", (key,))
+    blocked(late, session)
 
-    assert observer.rows("select queue, workers_waiting from inspect_queues()") == [
-        ("email", 2),
-        ("slow", 0),
-    ]
+    counted = observer.rows("select queue, workers_waiting from inspect_queues()")
+    session.execute("select pg_advisory_unlock(%s)", (key,))
+    waiting.result()
+
+    assert counted == [("email", 2), ("slow", 0)]
 
 
 @pytest.fixture
