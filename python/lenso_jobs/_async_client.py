@@ -378,7 +378,7 @@ def _cursor(
     # Not the connection's own cursor class: one that binds on the client knows no
     # binary results, which is what frees times from the session's DateStyle.
     cursor = psycopg.AsyncCursor(connection, row_factory=row)
-    _wire.register_loaders(cursor)
+    _wire.register_adapters(cursor)
     return cursor
 
 

@@ -50,7 +50,11 @@ _TEMPLATES = {
     "enqueue": "select * from {}.enqueue("
     "%s::text, %s::text, %s::jsonb, %s::text, %s::timestamptz, %s::integer)",
     "enqueue_many": "select * from {}.enqueue_many(%s::jsonb)",
-    "claim": "select * from {}.claim(%s::text, %s::integer)",
+    # A payload in UTF-8, whatever the connection can say of it.
+    "claim": "select c.job_id, c.queue, c.kind,"
+    " pg_catalog.convert_to(c.payload::text, 'UTF8'),"
+    " c.attempt, c.max_attempts, c.lease_token, c.lease_expires_at, c.created_at"
+    " from {}.claim(%s::text, %s::integer) as c",
     "renew": "select {}.renew(%s::uuid, %s::text)",
     "renew_many": "select * from {}.renew_many(%b::uuid[], %b::text[])",
     "complete": "select {}.complete(%s::uuid, %s::text)",

@@ -594,7 +594,7 @@ def _cursor(connection: Connection, row: BaseRowFactory[Row]) -> psycopg.Cursor[
     # Not the connection's own cursor class: one that binds on the client knows no
     # binary results, which is what frees times from the session's DateStyle.
     cursor = psycopg.Cursor(connection, row_factory=row)
-    _wire.register_loaders(cursor)
+    _wire.register_adapters(cursor)
     return cursor
 
 

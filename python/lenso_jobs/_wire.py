@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from psycopg.adapt import Loader
+from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
 
 from lenso_jobs.errors import InvalidJob, JobsError
@@ -26,6 +26,7 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # 128 levels below the payload itself; PostgreSQL's parser fails far beyond.
 _DEEPEST = 129
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]')
 
 
@@ -61,9 +62,42 @@ class RawJsonLoader(Loader):
         return text.decode(self._foreign).encode() if self._foreign else text
 
 
-def register_loaders(context: AdaptContext) -> None:
-    """Give a cursor the two loaders above, and its connection none."""
+class Utf8Loader(Loader):
+    """Reads text where the connection promises no encoding: the Instance's is UTF-8."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> str:
+        """Decode."""
+        return bytes(data).decode()
+
+
+class JsonText(str):
+    """JSON, as text that any connection can carry."""
+
+    __slots__ = ()
+
+
+class AsciiDumper(Dumper):
+    """Writes JSON in ASCII, for a connection whose encoding may lack a character."""
+
+    def dump(self, obj: str) -> bytes:
+        """Escape what is beyond."""
+        return _BEYOND_ASCII.sub(_escaped, obj).encode("ascii")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
+
+
+def register_adapters(context: AdaptContext) -> None:
+    """Give a cursor the adapters above, and its connection none."""
     adapters = context.adapters
+    encoding = context.connection.info.encoding if context.connection else "utf-8"
+    if encoding != "utf-8":
+        adapters.register_dumper(JsonText, AsciiDumper)
+    if encoding == "ascii":
+        adapters.register_loader("text", Utf8Loader)
     adapters.register_loader("timestamptz", UtcLoader)
     adapters.register_loader("jsonb", RawJsonLoader)
 
@@ -159,7 +193,7 @@ def payload(value: Mapping[str, Any] | None) -> str | None:
         raise InvalidJob("payload must not hold a NUL character")
     if _is_too_deep(encoded):
         raise InvalidJob("payload must be nested at most 128 levels deep")
-    return encoded
+    return JsonText(encoded)
 
 
 def _is_too_deep(encoded: str) -> bool:
@@ -193,8 +227,8 @@ def jobs(items: Sequence[object] | None) -> str | None:
             pass
         else:
             if "\\u0000" not in encoded:
-                return encoded
-    return f"[{','.join(map(_item, items))}]"
+                return JsonText(encoded)
+    return JsonText(f"[{','.join(map(_item, items))}]")
 
 
 def _is_plain(item: object) -> bool:

@@ -15,13 +15,14 @@ class EnvironmentSecrets:
     """Reads a reference from the environment.
 
     The variable is the reference in upper case with every other character ``_``:
-    ``jobs/database-url`` is ``JOBS_DATABASE_URL``.
+    ``jobs/database-url`` is ``JOBS_DATABASE_URL``. As of a file, the last line break is
+    not part of the secret.
     """
 
     def __call__(self, reference: str) -> str:
         """Resolve one reference."""
         variable = re.sub(r"[^A-Z0-9]", "_", reference.upper())
-        value = os.environ.get(variable)
+        value = os.environ.get(variable, "").removesuffix("\n").removesuffix("\r")
         if not value:
             raise SecretNotFound(
                 f"the secret {reference} is not in the environment: set {variable}"

@@ -259,12 +259,15 @@ class JobsInstance:
                 recorded; ``Retry``, ``Fail`` and ``InvalidLease`` never do.
         """
         from lenso_jobs.worker._line import WorkersJobs
+        from lenso_jobs.worker._outcome import is_never_run
 
         if inspect.iscoroutinefunction(handler):
             raise TypeError(
                 "drain calls plain functions; for a coroutine function: "
                 "drain(lambda lease: asyncio.run(handler(lease)))"
             )
+        if is_never_run(handler):
+            raise TypeError("handler is a generator function: nobody would run it")
         queues = self.configuration.queues if queue is None else (queue,)
         # A session that has claimed much begins its next look where it left off, and
         # may pass over what was made due since; a new one looks at everything.
@@ -299,6 +302,7 @@ class JobsInstance:
         self, worker: Jobs, lease: HeldLease, handler: Handler, *, raising: bool
     ) -> Run:
         from lenso_jobs import Fail, InvalidLease, Retry
+        from lenso_jobs.worker._outcome import chosen
 
         error: Exception | None = None
         self._held = lease
@@ -308,8 +312,10 @@ class JobsInstance:
             error = caught
         self._held = None
         run = Run(lease.job_id, lease.kind, lease.attempt, *_end(worker, lease, error))
-        if raising and not isinstance(error, Retry | Fail | InvalidLease | None):
-            raise error
+        if raising and error is not None:
+            verdict = chosen(error)
+            if not isinstance(verdict, Retry | Fail | InvalidLease):
+                raise error
         return run
 
     def _declared(self, caller: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -85,6 +87,9 @@ _HINTS = {
 }
 
 
+_UNWRITTEN = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
+
+
 def main() -> None:
     """Run the command line; every expected error becomes a sentence and an exit code."""
     try:
@@ -107,6 +112,19 @@ def main() -> None:
     except KeyboardInterrupt:
         refuse("interrupted", None)
         sys.exit(130)
+    except UnicodeEncodeError as error:
+        refuse(
+            f"the output is in {error.encoding}, which lacks a character",
+            "Set PYTHONIOENCODING=utf-8.",
+        )
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in _UNWRITTEN:
+            raise
+        # What is left of the output would fail once more as the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        refuse(os.strerror(error.errno), None)
+        sys.exit(2)
 
 
 def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:

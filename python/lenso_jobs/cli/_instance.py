@@ -38,7 +38,7 @@ class Instance:
     def now(self) -> datetime:
         """Tell the server's time."""
         with psycopg.Cursor(self.connection) as cursor:
-            _wire.register_loaders(cursor)
+            _wire.register_adapters(cursor)
             cursor.execute("select clock_timestamp()", binary=True)
             row: tuple[datetime] | None = cursor.fetchone()
         assert row is not None  # noqa: S101 - a select of one row

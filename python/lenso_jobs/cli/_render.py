@@ -28,14 +28,20 @@ _COMMANDS = re.compile(
 
 
 class _Plain(Console):
-    """Shows text and sends none of it as a command: a role's name may hold anything."""
+    """Shows text and sends none of it as a command: a role's name may hold anything.
+
+    What the encoding of the output has no sign for is shown as a question mark.
+    """
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
         for segment in super().render(renderable, options):
-            if segment.control is None and _COMMANDS.search(segment.text):
-                text = _COMMANDS.sub("\N{REPLACEMENT CHARACTER}", segment.text)
+            text = segment.text
+            if segment.control is None and not (text.isascii() and text.isprintable()):
+                text = _COMMANDS.sub("\N{REPLACEMENT CHARACTER}", text)
+                text = text.encode(encoding, "replace").decode(encoding)
                 yield Segment(text, segment.style)
             else:
                 yield segment
@@ -70,6 +76,7 @@ def as_is(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True, end="")
     else:
         out.file.write(text)
+        out.file.flush()
 
 
 def as_json(fields: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from lenso_jobs._home import Process
 from lenso_jobs._prepare import verified
 from lenso_jobs.cli import _options, _render
 from lenso_jobs.config import Configuration
@@ -153,8 +154,14 @@ def _observer(name: str) -> Observer:
 
 def _stop_by_signals(worker: Worker | AsyncWorker, grace: float) -> None:
     graces = chain((grace,), repeat(0.0))
+    home = Process()
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if not home.is_here():
+            # A process that a handler forked is no worker, and is to be ended by it.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         left = next(graces)
         worker.stop(left)
         # A handler may block the interpreter's end, or the event loop.

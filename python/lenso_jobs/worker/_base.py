@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from lenso_jobs import _waiting
+from lenso_jobs._home import Process
 from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.worker._engine import Crew, Engine, Stop, Watch
 from lenso_jobs.worker._lease import LeaseOfWorker, Terms
@@ -73,6 +75,8 @@ class BaseWorker:
         )
         self._orders: SimpleQueue[Stop | None] = SimpleQueue()
         self._was_run = False
+        # Of run, without which nothing is called.
+        self._home: Process
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of queue {self._queue}>"
@@ -90,10 +94,19 @@ class BaseWorker:
         seconds = self._grace if grace is None else _waiting.seconds(grace, "grace")
         self._orders.put(Stop(monotonic() + seconds))
 
+    def _end_if_forked(self, code: int) -> None:
+        """End a child that the handler forked: it would go on as a worker.
+
+        Its sessions are the parent's, and so are whatever locks were held.
+        """
+        if not self._home.is_here():
+            os._exit(code)
+
     def _engine(self, crew: Crew) -> Engine:
         if self._was_run:
             raise RuntimeError("a worker runs once: make another")
         self._was_run = True
+        self._home = Process()
         return Engine(
             connect=self._connect,
             lease=self._lease,

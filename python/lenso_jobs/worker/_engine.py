@@ -30,9 +30,12 @@ from lenso_jobs.worker._outcome import (
     DONE,
     HANDED_BACK,
     ROLLED_BACK,
+    UNJUDGED,
     Fail,
     Retry,
+    chosen,
     code_of,
+    verdict_on,
 )
 from lenso_jobs.worker.observer import Ended
 
@@ -44,10 +47,19 @@ if TYPE_CHECKING:
     from lenso_jobs.worker._lease import Holding, LeaseOfWorker, Terms
     from lenso_jobs.worker._ledger import Ledger
     from lenso_jobs.worker._line import WorkersJobs
-    from lenso_jobs.worker._outcome import Outcome
+    from lenso_jobs.worker._outcome import Outcome, Verdict
     from lenso_jobs.worker.observer import Observer
 
-logger = logging.getLogger("lenso_jobs.worker")
+
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """The log of workers, whose filters may raise and do them no harm."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ANN401 - as logging's
+        with suppress(Exception):
+            self.logger.log(level, msg, *args, **kwargs, stacklevel=2)
+
+
+logger = _Log(logging.getLogger("lenso_jobs.worker"), {})
 
 ANSWER_SECONDS = 30.0
 """How long a call may take before its connection is given up."""
@@ -278,6 +290,12 @@ class Engine:
             raise self._error
         return self._tally
 
+    def abandon(self) -> None:
+        """End what has not been run."""
+        self._ledger.finish()
+        self._alarm.close()
+        self._bell.close()
+
     def _close_if_stopped(self) -> None:
         if self._deadline < inf:
             self._closing.set()
@@ -326,7 +344,8 @@ class Engine:
         self._bell.send(b".")
         for seconds in (1.0, 0.0 if self._tally.is_clean else 1.0):
             for thread in self._threads:
-                thread.join(seconds)
+                if thread.ident is not None:  # there may have been none left to start
+                    thread.join(seconds)
             for line in self._lines:
                 line.cut()
         self._alarm.close()
@@ -620,8 +639,17 @@ def log(level: int, what: str, lease: LeaseOfWorker, code: str | None = None) ->
 
 def log_failure(lease: LeaseOfWorker, error: BaseException) -> None:
     """Write which exception a handler raised and where; its text may be the payload's."""
-    if not isinstance(error, Retry | Fail):
+    if not isinstance(chosen(error), Retry | Fail):
         log(logging.WARNING, f"handler raised {_origin(error)}", lease)
+
+
+def judged(lease: LeaseOfWorker, error: BaseException) -> Verdict:
+    """Judge what a handler raised, and write it down, whatever that raises."""
+    try:
+        log_failure(lease, error)
+        return verdict_on(error)
+    except BaseException:  # noqa: BLE001 - the next job waits
+        return UNJUDGED
 
 
 def _origin(error: BaseException) -> str:

@@ -244,6 +244,9 @@ def connector(
                 **parameters,
                 **given,
                 "autocommit": True,
+                # In another one a payload may be impossible to read, and would end
+                # every worker of its queue.
+                "client_encoding": "utf8",
             }
         )
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import re
+from inspect import (
+    isasyncgen,
+    isasyncgenfunction,
+    isawaitable,
+    isgenerator,
+    isgeneratorfunction,
+)
 from typing import Literal, NamedTuple
 
 from lenso_jobs.errors import InvalidFailure
@@ -20,6 +27,10 @@ _NO_PART_OF_A_CODE = re.compile(r"[^A-Za-z0-9._:/-]+")
 _LONGEST = 128
 
 
+def _is_code(code: object) -> bool:
+    return isinstance(code, str) and _CODE.fullmatch(code) is not None
+
+
 class _Verdict(Exception):
     """A failure whose code the handler chose.
 
@@ -32,7 +43,7 @@ class _Verdict(Exception):
     """
 
     def __init__(self, code: str) -> None:
-        if not isinstance(code, str) or not _CODE.fullmatch(code):
+        if not _is_code(code):
             raise InvalidFailure(
                 "code must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -"
             )
@@ -62,6 +73,7 @@ class Verdict(NamedTuple):
 DONE = Verdict(None, retryable=False)
 HANDED_BACK = Verdict(WORKER_SHUTDOWN, retryable=True)
 ROLLED_BACK = Verdict(COMPLETION_ROLLED_BACK, retryable=True)
+UNJUDGED = Verdict("exception", retryable=True)
 
 Outcome = Literal["succeeded", "retried", "failed", "lost", "handed_back"]
 """What became of a job that a worker held, by the server's answer.
@@ -73,14 +85,36 @@ what becomes of the job.
 """
 
 
+def is_unbegun(result: object) -> bool:
+    """Whether what a handler answered still has to be run by somebody."""
+    return result is not None and (
+        isawaitable(result) or isgenerator(result) or isasyncgen(result)
+    )
+
+
+def is_never_run(handler: object) -> bool:
+    """Whether to call it runs nothing of it, and nobody would."""
+    return isgeneratorfunction(handler) or isasyncgenfunction(handler)
+
+
 def verdict_on(error: BaseException) -> Verdict:
     """Judge what a handler raised."""
     return Verdict(code_of(error), is_retryable(error))
 
 
+def chosen(error: BaseException) -> BaseException:
+    """Answer the verdict that is alone in a group, as a group of tasks raises it."""
+    alone = error
+    while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
+        (alone,) = alone.exceptions
+    return alone if isinstance(alone, _Verdict | PayloadUndecodable) else error
+
+
 def code_of(error: BaseException) -> str:
     """The failure code of what a handler raised: of its class, never of its text."""
-    if isinstance(error, _Verdict):
+    error = chosen(error)
+    # A class of the application's may have made itself without ours.
+    if isinstance(error, _Verdict) and _is_code(getattr(error, "code", None)):
         return error.code
     if isinstance(error, PayloadUndecodable):
         return PAYLOAD_UNDECODABLE
@@ -94,4 +128,4 @@ def code_of(error: BaseException) -> str:
 
 def is_retryable(error: BaseException) -> bool:
     """Whether another attempt may help; so it is assumed of what nobody judged."""
-    return not isinstance(error, Fail | PayloadUndecodable)
+    return not isinstance(chosen(error), Fail | PayloadUndecodable)

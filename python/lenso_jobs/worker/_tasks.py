@@ -11,9 +11,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
-from lenso_jobs.worker._engine import log_failure, logger
+from lenso_jobs.worker._engine import judged, logger
 from lenso_jobs.worker._lease import AsyncHeldLease
-from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict, verdict_on
+from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -99,18 +99,22 @@ class AsyncWorker(BaseWorker):
         Raises:
             JobsError: The server refused a claim, for instance since the queue is not
                 declared or the role no worker; what was running has ended.
-            RuntimeError: It was run before.
+            RuntimeError: It was run before, or the system has no thread left.
         """
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         ended: asyncio.Future[Tally] = self._loop.create_future()
         engine = self._engine(self)
-        Thread(
-            target=self._drive,
-            args=(engine, ended),
-            name=f"lenso-jobs {self._queue}",
-            daemon=True,
-        ).start()
+        try:
+            Thread(
+                target=self._drive,
+                args=(engine, ended),
+                name=f"lenso-jobs {self._queue}",
+                daemon=True,
+            ).start()
+        except BaseException:
+            engine.abandon()
+            raise
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
@@ -174,11 +178,12 @@ class AsyncWorker(BaseWorker):
             with self._watch.around(lease):
                 await self._call_handler(lease)
         except BaseException as error:  # noqa: BLE001 - the other jobs go on
+            self._end_if_forked(1)
             # Who was cancelled was so by us, or by who ends the loop: handed back.
             if holding.task is not None and holding.task.cancelling():
                 return HANDED_BACK
-            log_failure(lease, error)
-            return verdict_on(error)
+            return judged(lease, error)
+        self._end_if_forked(0)
         return DONE
 
 

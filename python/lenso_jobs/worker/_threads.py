@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from contextvars import copy_context
-from inspect import isawaitable, iscoroutinefunction
+from inspect import iscoroutinefunction
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
-from lenso_jobs.worker._engine import log_failure, logger
+from lenso_jobs.worker._engine import judged, logger
 from lenso_jobs.worker._lease import HeldLease
-from lenso_jobs.worker._outcome import DONE, Verdict, verdict_on
+from lenso_jobs.worker._outcome import DONE, UNJUDGED, Verdict, is_never_run, is_unbegun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +27,11 @@ class Worker(BaseWorker):
     """Runs a handler for every job of a queue that falls due, until it is stopped.
 
     A handler that returns has its job completed. One that raises ``Retry(code)`` or
-    ``Fail(code)`` chooses the failure; any other exception is a failure worth a retry,
-    with the name of its class as code. Handlers run on threads; leases are kept alive by
-    another thread on a connection of its own, whatever they do. A handler learns by
-    ``lease.lost`` that its lease is gone and that nothing it does counts any more.
+    ``Fail(code)``, also alone in an exception group, chooses the failure; any other
+    exception is a failure worth a retry, with the name of its class as code. Handlers
+    run on threads; leases are kept alive by another thread on a connection of its own,
+    whatever they do. A handler learns by ``lease.lost`` that its lease is gone and that
+    nothing it does counts any more.
 
     Three connections are opened, and anew after they broke. Jobs are run at least once.
 
@@ -82,6 +83,10 @@ class Worker(BaseWorker):
     ) -> None:
         if iscoroutinefunction(handler):
             raise InvalidArgument("handler is a coroutine function: use AsyncWorker")
+        if is_never_run(handler):
+            raise InvalidArgument(
+                "handler is a generator function: nobody would run it"
+            )
         super().__init__(
             conninfo_or_pool,
             schema=schema,
@@ -106,15 +111,19 @@ class Worker(BaseWorker):
         Raises:
             JobsError: The server refused a claim, for instance since the queue is not
                 declared or the role no worker; what was running has ended.
-            RuntimeError: It was run before.
+            RuntimeError: It was run before, or the system has no thread left.
         """
         engine = self._engine(self)
-        for number in range(self._concurrency):
-            Thread(
-                target=self._work,
-                name=f"lenso-jobs {self._queue} {number + 1}",
-                daemon=True,
-            ).start()
+        try:
+            for number in range(self._concurrency):
+                Thread(
+                    target=self._work,
+                    name=f"lenso-jobs {self._queue} {number + 1}",
+                    daemon=True,
+                ).start()
+        except BaseException:
+            engine.abandon()
+            raise
         return engine.run()
 
     def alert(self) -> None:
@@ -124,9 +133,17 @@ class Worker(BaseWorker):
         """Nothing to do: the handler asks the lease."""
 
     def _work(self) -> None:
-        holding = self._ledger.next()
-        while holding is not None:
-            holding = self._ledger.next(holding, self._verdict(holding))
+        ended: Holding | None = None
+        verdict: Verdict | None = None
+        while True:
+            try:
+                holding = self._ledger.next(ended, verdict)
+                if holding is None:
+                    return
+                ended, verdict = holding, UNJUDGED
+                verdict = self._verdict(holding)
+            except BaseException:  # noqa: BLE001, S112 - as the next line says
+                continue  # a time limit thrown into the thread, too late for its handler
 
     def _verdict(self, holding: Holding) -> Verdict:
         lease = holding.lease
@@ -134,12 +151,13 @@ class Worker(BaseWorker):
             with self._watch.around(lease):
                 copy_context().run(self._call, lease)
         except BaseException as error:  # noqa: BLE001 - the next job waits
-            log_failure(lease, error)
-            return verdict_on(error)
+            self._end_if_forked(1)
+            return judged(lease, error)
+        self._end_if_forked(0)
         return DONE
 
     def _call(self, lease: LeaseOfWorker) -> None:
         result = self._handler(lease)
-        if result is not None and isawaitable(result):
-            logger.error("a handler answered an awaitable: use AsyncWorker")
-            raise TypeError("a handler answered an awaitable")
+        if is_unbegun(result):
+            logger.error("a handler answered what nobody has run: use AsyncWorker")
+            raise TypeError("a handler answered an awaitable or a generator")
