@@ -21,12 +21,23 @@ from hypothesis.stateful import (
 from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
-from jobs_model import LEASE, QUEUES, RETRY_BASE, RETRY_MOST, Model, Session, at, same
+from jobs_model import (
+    LEASE,
+    QUEUES,
+    RETENTION,
+    RETRY_BASE,
+    RETRY_MOST,
+    Model,
+    Session,
+    at,
+    same,
+)
 
 POLICY = {
     "lease_seconds": int(LEASE.total_seconds()),
     "retry_base_seconds": int(RETRY_BASE.total_seconds()),
     "retry_max_seconds": int(RETRY_MOST.total_seconds()),
+    "retention_seconds": int(RETENTION.total_seconds()),
     "queues": list(QUEUES),
 }
 ROLES = (
@@ -38,6 +49,13 @@ ROLES = (
 )
 PRODUCERS = ("accounts", "organization")
 WORKERS = ("email-worker", "spare-worker")
+READERS = {
+    "inspect": (*PRODUCERS, *WORKERS, "operator"),
+    "inspect_attempts": ("operator",),
+    "explain_job": ("operator",),
+    "next_available_at": WORKERS,
+}
+SWEEPS = ("purge", "enforce_retention", "retire_expired")
 
 TABLES = {
     "job": "job_id",
@@ -75,15 +93,22 @@ CALLS = {
     "fail_many": "select * from fail_many("
     "%s::uuid[], %s::text[], %s::text[], %s::boolean[])",
     "inspect": "select * from inspect(%s)",
+    "inspect_attempts": "select * from inspect_attempts(%s)",
+    # Not its words, and not which session holds a row, nor since when.
+    "explain_job": "select reason, case when pid is null then since end, until, who,"
+    " ahead, queue, attempt, max_attempts, failure_code from explain_job(%s)",
     "next_available_at": "select next_available_at(%s)",
     "redrive": "select * from redrive(%s, %s::integer)",
+    "redrive_failed": "select redrive_failed(%s, %s, %s, %s, %s::integer, %s::integer)",
     "purge": "select purge(%s, %s::integer)",
+    "enforce_retention": "select enforce_retention(%s::integer)",
     "retire_expired": "select retire_expired(%s::integer)",
 }
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
 SOME_DAYS = [LONG_AGO + timedelta(days=n) for n in range(3)]
+AN_HOUR = timedelta(hours=1)
 NO_JOB = UUID("01900000-0000-7000-8000-000000000000")
 NO_TOKEN = "job_lease_" + 64 * "0"
 
@@ -101,6 +126,8 @@ ASKED_AT = mostly([None], LONG_AGO, FAR_AHEAD)
 MAX_ATTEMPTS = mostly([3, 1, 2, 4], 0)
 CODE = mostly(["smtp.down", "template/missing"], "no such", None)
 RETRYABLE = mostly([True, True, False], None)
+REDRIVEN = mostly([None, None, "smtp.down"], "attempts_exhausted", "no such", times=2)
+LIMIT = mostly([1, 2, 1000], 0)
 NEW_JOB = {
     "queue": QUEUE,
     "kind": KIND,
@@ -114,7 +141,9 @@ NEW_JOB = {
 NAMED = {
     *("created", "existing", "conflict", "invalid_job"),
     *("renewed", "busy", "completed", "invalid_lease", "invalid_failure"),
-    *("queued", "running", "succeeded", "failed"),
+    *("queued", "running", "succeeded", "failed", "retried"),
+    *("ready", "scheduled", "retry_waiting", "leased", "lease_expired"),
+    *("attempts_exhausted", "row_locked", "purged_or_unknown"),
 }
 GENERATED = (Phase.generate,)
 SHRUNK = (Phase.generate, Phase.shrink)
@@ -199,6 +228,8 @@ def outcomes(answer):
         return named
     if len(answer) != 1:
         return [f"{len(answer)} rows"]
+    if type(values[0]) is int:
+        return [f"{values[0]} jobs"]
     return ["true" if True in values else "nothing" if None in values else "a row"]
 
 
@@ -374,15 +405,24 @@ class History(RuleBasedStateMachine):
 
     # The rules.
 
-    @initialize(lease=st.booleans())
-    def some_jobs_are_there(self, lease):
+    @initialize(has_begun=st.booleans())
+    def some_jobs_are_there(self, has_begun):
+        """Four queued jobs, or three that have failed and one that is leased."""
         producer, _, other, worker, *_ = self.sessions
         for number, session in enumerate([producer, producer, other, producer]):
             self.call_enqueue(
                 session, "email", "send", {}, f"key-{number}", None, number + 1
             )
-        if lease:
-            self.call(worker, "claim", "email", 2)
+        if has_begun:
+            self.call(worker, "claim", "email", 4)
+            codes = ("smtp.down", "template/missing", "smtp.down")
+            failures = [
+                (job_id, token, code, False)
+                for (_, job_id, _, token), code in zip(
+                    self.handed_out, codes, strict=False
+                )
+            ]
+            self.report_all(worker, "fail", failures)
 
     def call_enqueue(self, session, queue, kind, payload, *rest):
         arguments = (queue, kind, payload, *rest)
@@ -461,6 +501,9 @@ class History(RuleBasedStateMachine):
         session, leases = self.some_leases(data)
         if verb == "fail":
             leases = [(*ls, data.draw(CODE), data.draw(RETRYABLE)) for ls in leases]
+        self.report_all(session, verb, leases)
+
+    def report_all(self, session, verb, leases):
         columns = [list(column) for column in zip(*leases, strict=True)]
         self.call(session, f"{verb}_many", leases, parameters=columns)
 
@@ -483,36 +526,81 @@ class History(RuleBasedStateMachine):
     def lost_answers(self):
         return self.model.rows("attempt")
 
-    @rule(data=st.data(), is_job=st.booleans())
-    def read(self, data, is_job):
-        if is_job:
-            session = self.some(data, *PRODUCERS, *WORKERS, "operator")
-            self.call(session, "inspect", self.some_job(data))
-        else:
-            session = self.some(data, *WORKERS)
-            self.call(session, "next_available_at", data.draw(QUEUE))
+    @rule(data=st.data(), verb=st.sampled_from(list(READERS)))
+    def read(self, data, verb):
+        session = self.some(data, *READERS[verb])
+        if verb == "next_available_at":
+            self.call(session, verb, data.draw(QUEUE))
+            return
+        taken = [
+            live.job_id.value
+            for live in self.model.rows("live_job")
+            if live.lease_owner or self.model.is_held(("live_job", live.job_id))
+        ]
+        job_id = data.draw(st.sampled_from(taken * 2 + [self.some_job(data)]))
+        self.call(session, verb, job_id)
 
-    @rule(data=st.data(), extra=mostly([1, 2], 0))
-    def redrive(self, data, extra):
+    @rule(data=st.data(), extra=mostly([1, 2], 0), is_one=st.booleans())
+    def redrive(self, data, extra, is_one):
         session = self.some(data, "operator")
         failed = [
-            attempt.job_id.value
+            attempt
             for attempt in self.model.rows("attempt", session)
             if attempt.outcome == "failed"
             or attempt.failure_code == "attempts_exhausted"
         ]
-        job_id = data.draw(st.sampled_from(failed * 3 + [self.some_job(data)]))
-        self.call(session, "redrive", job_id, extra)
-
-    @rule(data=st.data(), is_purge=st.booleans())
-    def sweep(self, data, is_purge):
-        session = self.some(data, "operator")
-        if not is_purge:
-            self.call(session, "retire_expired", data.draw(mostly([1000], 0)))
+        if is_one:
+            ids = [attempt.job_id.value for attempt in failed]
+            job_id = data.draw(st.sampled_from(ids * 3 + [self.some_job(data)]))
+            self.call(session, "redrive", job_id, extra)
             return
-        ends = [at(attempt.ended_at) for attempt in self.model.rows("attempt", session)]
-        before = data.draw(mostly([self.clock, *ends], FAR_AHEAD, None))
-        self.call(session, "purge", before, data.draw(mostly([1000, 1, 2], 0)))
+        ends = [at(attempt.ended_at) for attempt in failed] or [self.clock]
+        since = data.draw(mostly([LONG_AGO] * 2 * len(ends) + ends, None))
+        before = data.draw(mostly([None] * 2 * len(ends) + ends, FAR_AHEAD))
+        code, limit = data.draw(REDRIVEN), data.draw(LIMIT)
+        queue = data.draw(mostly(["email"], "slow", "unknown"))
+        self.call(session, "redrive_failed", queue, since, before, code, limit, extra)
+
+    @rule(data=st.data(), verb=st.sampled_from(SWEEPS))
+    def sweep(self, data, verb):
+        session = self.some(data, "operator")
+        # Whose leases end first is left to the server.
+        limit = data.draw(mostly([1000], 0) if verb == "retire_expired" else LIMIT)
+        if verb == "purge":
+            rows = self.model.rows("attempt", session)
+            ends = [at(attempt.ended_at) for attempt in rows]
+            before = data.draw(mostly([self.clock, *ends], FAR_AHEAD, None))
+            self.call(session, verb, before, limit)
+        else:
+            self.call(session, verb, limit)
+
+    @precondition(lambda self: self.datable())
+    @rule(data=st.data(), age=mostly([RETENTION + AN_HOUR], RETENTION - AN_HOUR))
+    def date_evidence_back(self, data, age):
+        job_id = data.draw(st.sampled_from(self.datable()))
+        age += timedelta(microseconds=job_id.number)  # purge orders no equal ends
+        self.bench.owner.execute(
+            "update attempt set ended_at = ended_at - %s where job_id = %s",
+            (age, job_id.value),
+        )
+        self.lines.append(("owner", "dates back", job_id.value, age))
+        self.bench.steps["date evidence back"] += 1
+        for attempt in self.model.rows("attempt"):
+            if attempt.job_id is job_id:
+                self.model.move(
+                    ("attempt", job_id, attempt.attempt),
+                    ended_at=at(attempt.ended_at) - age,
+                )
+
+    def datable(self):
+        """The jobs whose evidence the owner can date back, once, without waiting."""
+        lasts = {row.job_id: row for row in self.model.rows("attempt")}
+        return [
+            job_id
+            for job_id, last in lasts.items()
+            if not isinstance(last.ended_at, datetime)
+            and not self.model.is_held(("attempt", job_id, last.attempt))
+        ]
 
     @precondition(lambda self: self.movable("lease_expires_at"))
     @rule(data=st.data(), moment=mostly([LONG_AGO], FAR_AHEAD, times=2))

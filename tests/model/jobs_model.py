@@ -10,7 +10,8 @@ that is seen and suits it binds it, and every later one must be the same.
 
 The clock is never near a limit: leases and waits are hours, histories are seconds. And
 no claim floor is ever set, since histories are too short to leave a hundred entries in
-the index; the machine insists on it.
+the index; the machine insists on it. Nothing is damaged, no table is locked, and workers
+are always connected, so that explain_job has nothing of these to tell.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import itertools
 import re
 from collections import ChainMap
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 LEASE = timedelta(hours=1)
 RETRY_BASE = timedelta(seconds=1000)
 RETRY_MOST = timedelta(seconds=1500)
+RETENTION = timedelta(days=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 QUEUES = ("email", "slow")
 GONE = None
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
@@ -103,6 +106,13 @@ class Later:
         return self.instant.value + self.wait
 
 
+class Anything:
+    """What is not foretold."""
+
+    def accepts(self, _):
+        return True
+
+
 @dataclass(frozen=True)
 class Hash:
     """What the tables keep of a token."""
@@ -121,10 +131,10 @@ class Hash:
 class Written:
     """An instant as an act's arguments record it."""
 
-    instant: datetime
+    instant: Any
 
     def accepts(self, actual):
-        return datetime.fromisoformat(actual) == self.instant
+        return same(self.instant, datetime.fromisoformat(actual))
 
 
 def at(instant):
@@ -227,6 +237,7 @@ class Session:
     role: str
     layers: list[dict] = field(default_factory=list)
     is_broken: bool = False
+    has_savepoints: bool = False
 
     def __repr__(self):
         return self.name
@@ -250,6 +261,7 @@ class Model:
 
     def savepoint(self, session):
         session.layers.append({})
+        session.has_savepoints = True
 
     def rollback_to(self, session, number):
         """Undo what was done since the savepoint, which stays."""
@@ -268,7 +280,7 @@ class Model:
 
     def rollback(self, session):
         session.layers.clear()
-        session.is_broken = False
+        session.is_broken = session.has_savepoints = False
 
     def _merge(self, below, layer):
         below.update(layer)
@@ -294,17 +306,19 @@ class Model:
         return answer
 
     def move(self, key, **times):
-        """Move times of a committed live job that nobody holds, as the owner."""
+        """Move times of a committed row that nobody holds, as the owner."""
         self.committed[key] = replace(self.committed[key], **times)
 
     def is_held(self, key, but_by=None):
         """Whether the open transaction of any other session holds a row."""
-        return any(
-            key in layer
-            for session in self.sessions
-            if session is not but_by
-            for layer in session.layers
-        )
+        return self.holder(key, but_by) is not None
+
+    def holder(self, key, but_by=None):
+        """The other session whose open transaction holds a row."""
+        for session in self.sessions:
+            if session is not but_by and any(key in layer for layer in session.layers):
+                return session
+        return None
 
     def rows(self, table, session=None):
         """The rows of a table, as committed or as a session sees them, in order."""
@@ -747,51 +761,195 @@ class Statement:
             return [(min(queued),)]
         return [(min(queued + lapsing, default=None),)]
 
+    def inspect_attempts(self, job_id):
+        if self.view.get(("job", job_id)) is None:
+            raise Refused("LJ006")
+        answers = [
+            (
+                ended.attempt,
+                ended.worker,
+                ended.outcome,
+                ended.leased_at,
+                None,
+                ended.ended_at,
+                ended.failure_code,
+                ended.retryable,
+                ended.retry_at,
+                ended.max_attempts,
+            )
+            for ended in self.attempts(job_id)
+        ]
+        live = self.view.get(("live_job", job_id))
+        if live is not None and live.lease_owner is not None:
+            lease = (live.leased_at, live.lease_expires_at, None, None, None, None)
+            answers.append(
+                (live.attempt, live.lease_owner, "running", *lease, live.max_attempts)
+            )
+        return answers
+
+    def explain_job(self, job_id):
+        job = self.view.get(("job", job_id))
+        if job is None:
+            return [(*self.absence(job_id), *[None] * 4)]
+        live = self.view.get(("live_job", job_id))
+        last = next(reversed(self.attempts(job_id)), None)
+        holder = live and self.model.holder(("live_job", job_id), but_by=self.session)
+        if holder and holder.has_savepoints:
+            # A row names the savepoint that locked it, which may have been released.
+            return Anything()
+        if holder:
+            reason = "row_locked", None, None, holder.role, None
+        elif live:
+            reason = self.reason(live)
+        else:
+            word = "succeeded" if last.outcome == "succeeded" else "failed"
+            reason = word, last.ended_at, None, last.worker, None
+        counted = live or last
+        return [
+            (
+                *reason,
+                job.queue,
+                counted.attempt,
+                counted.max_attempts,
+                (live and live.last_failure_code) or (last and last.failure_code),
+            )
+        ]
+
+    def absence(self, job_id):
+        """Why there is no such job: since when, and the last purge it may have met."""
+        made_at = EPOCH + timedelta(
+            milliseconds=getattr(job_id, "value", job_id).int >> 80
+        )
+        for act in reversed(self.rows("operator_act")):
+            before = (
+                at(act.arguments["before"].instant) if act.act == "purge" else EPOCH
+            )
+            if act.job_count > 0 and before > made_at:
+                return "purged_or_unknown", made_at, before, act.operator, None
+        return "purged_or_unknown", made_at, None, None, None
+
+    def reason(self, live):
+        """Why a job is not claimed: the reason, since, until, who, how many before it."""
+        expires_at, worker = live.lease_expires_at, live.lease_owner
+        if worker is not None and not self.is_past(expires_at):
+            return "leased", live.leased_at, expires_at, worker, None
+        if worker is None and not self.is_past(live.available_at):
+            reason = "retry_waiting" if live.attempt else "scheduled"
+            return reason, None, live.available_at, None, None
+        ahead = sum(
+            other.queue == live.queue
+            and other.place < live.place
+            and (other.lease_owner is None or self.is_past(other.lease_expires_at))
+            for other in self.rows("live_job")
+        )
+        if worker is None:
+            return "ready", live.available_at, None, None, ahead
+        is_last = live.attempt >= live.max_attempts
+        reason = "attempts_exhausted" if is_last else "lease_expired"
+        return reason, expires_at, None, worker, ahead
+
     # Operators.
+
+    def has_failed(self, job_id):
+        return self.has_ended(job_id) and (
+            self.attempts(job_id)[-1].outcome != "succeeded"
+        )
 
     def redrive(self, job_id, extra_attempts):
         if not 1 <= extra_attempts <= 100:
             raise Refused("LJ007")
-        job = self.view.get(("job", job_id))
-        if job is None:
+        if self.view.get(("job", job_id)) is None:
             raise Refused("LJ006")
         self.refuse_to_wait_for("job", job_id)
-        attempts = self.attempts(job_id)
-        if not self.has_ended(job_id) or attempts[-1].outcome == "succeeded":
+        if not self.has_failed(job_id):
             raise Refused("LJ007")
-        self.hold("job", job_id)
-        now, last = self.now(), attempts[-1]
-        self.layer["live_job", job_id] = LiveJob(
-            job_id,
-            now,
-            last.attempt,
-            last.attempt + extra_attempts,
-            job.queue,
-            last_failure_code=last.failure_code,
-        )
+        due_at = self.requeue([job_id], extra_attempts)
         self.record(
             "redrive",
             {"job_id": str(job_id.value), "extra_attempts": extra_attempts},
             1,
         )
-        return [("queued", now)]
+        return [("queued", due_at)]
+
+    def redrive_failed(self, queue, since, before, code, limit, extra_attempts):
+        if queue not in QUEUES:
+            raise Refused("LJ003")
+        if since is None:
+            raise Refused("LJ007")
+        if code is not None and not NAME.fullmatch(code):
+            raise Refused("LJ005")
+        if not 1 <= limit <= 10000 or not 1 <= extra_attempts <= 100:
+            raise Refused("LJ007")
+        taken = [
+            last.job_id
+            for last in self.ends()
+            if self.has_failed(last.job_id)
+            and self.view["job", last.job_id].queue == queue
+            and since <= at(last.ended_at)
+            and (before is None or at(last.ended_at) < before)
+            and code in (None, last.failure_code)
+        ][:limit]
+        self.requeue(taken, extra_attempts)
+        self.record(
+            "redrive_failed",
+            {
+                "queue": queue,
+                "since": Written(since),
+                "before": before and Written(before),
+                "failure_code": code,
+                "limit": limit,
+                "extra_attempts": extra_attempts,
+            },
+            len(taken),
+        )
+        return [(len(taken),)]
+
+    def requeue(self, job_ids, extra_attempts):
+        """Queue failed jobs again; answers when they fall due, all at once."""
+        now = self.now()
+        for job_id in job_ids:
+            last = self.attempts(job_id)[-1]
+            self.hold("job", job_id)
+            self.layer["live_job", job_id] = LiveJob(
+                job_id,
+                now,
+                last.attempt,
+                last.attempt + extra_attempts,
+                self.view["job", job_id].queue,
+                last_failure_code=last.failure_code,
+            )
+        return now
+
+    def ends(self):
+        """The last attempt of each ended job that nobody else holds, in order."""
+        lasts = [
+            self.attempts(job.job_id)[-1]
+            for job in self.rows("job")
+            if self.has_ended(job.job_id) and not self.is_held("job", job.job_id)
+        ]
+        return sorted(lasts, key=lambda last: at(last.ended_at))
 
     def purge(self, before, limit):
         if before is None or before > self.latest or not 1 <= limit <= 10000:
             raise Refused("LJ007")
-        ended = [
-            (at(self.attempts(job.job_id)[-1].ended_at), job.job_id)
-            for job in self.rows("job")
-            if self.has_ended(job.job_id) and not self.is_held("job", job.job_id)
-        ]
-        ended.sort(key=lambda end: end[0])
-        gone = [job_id for ended_at, job_id in ended if ended_at < before][:limit]
-        for job_id in gone:
+        return self.delete(before, limit, before)
+
+    def enforce_retention(self, limit):
+        if not 1 <= limit <= 10000:
+            raise Refused("LJ007")
+        cut_off = Later(self.now(), -RETENTION)
+        return self.delete(self.earliest - RETENTION, limit, cut_off)
+
+    def delete(self, before, limit, cut_off):
+        """Delete what ended before a time; the act has it as the cut-off."""
+        gone = [last.job_id for last in self.ends() if at(last.ended_at) < before]
+        for job_id in gone[:limit]:
             for attempt in self.attempts(job_id):
                 self.layer["attempt", job_id, attempt.attempt] = GONE
             self.layer["job", job_id] = GONE
-        self.record("purge", {"before": Written(before), "limit": limit}, len(gone))
-        return [(len(gone),)]
+        count = len(gone[:limit])
+        self.record("purge", {"before": Written(cut_off), "limit": limit}, count)
+        return [(count,)]
 
     def retire_expired(self, limit):
         if not 1 <= limit <= 10000:

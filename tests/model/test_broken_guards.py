@@ -134,10 +134,97 @@ GUARDS = {
         "a.attempt, a.attempt + p_extra_attempts",
         "0, p_extra_attempts",
     ),
+    "redrive locks no job": (
+        "_requeue",
+        "update job as j set producer = j.producer where j.job_id = any (p_job_ids);",
+        "",
+    ),
+    "redriven jobs have no code": (
+        "_requeue",
+        "j.queue, a.failure_code",
+        "j.queue, null",
+    ),
+    "redrive_failed overlooks the code": (
+        "redrive_failed",
+        'or e.failure_code = p_failure_code collate "C"',
+        "or true",
+    ),
+    "redrive_failed takes what failed before since": (
+        "redrive_failed",
+        "e.ended_at >= p_since",
+        "true",
+    ),
+    "redrive_failed takes what failed at before": (
+        "redrive_failed",
+        "e.ended_at < coalesce",
+        "e.ended_at <= coalesce",
+    ),
+    "redrive_failed takes what failed later": (
+        "redrive_failed",
+        "e.ended_at < coalesce(p_before, 'infinity')",
+        "true",
+    ),
+    "redrive_failed takes one more than its limit": (
+        "redrive_failed",
+        "limit p_limit",
+        "limit p_limit + 1",
+    ),
+    "redrive_failed takes the latest first": (
+        "redrive_failed",
+        "order by e.ended_at, e.job_id",
+        "order by e.ended_at desc, e.job_id desc",
+    ),
+    "redrive_failed takes jobs of every queue": (
+        "redrive_failed",
+        'and i.queue = p_queue collate "C"',
+        "",
+    ),
+    "enforce_retention keeps nothing": (
+        "enforce_retention",
+        "clock_timestamp() - make_interval(secs => i.retention_seconds)",
+        "clock_timestamp()",
+    ),
+    "enforce_retention knows no limit": (
+        "enforce_retention",
+        "purge(v_before, p_limit)",
+        "purge(v_before, 10000)",
+    ),
+    "purge goes by no time": (
+        "purge",
+        "e.ended_at < p_before",
+        "true",
+        "p_before > (",
+        "'infinity' > (",
+    ),
     "retire_expired ends leases that are live": (
         "retire_expired",
         "l.lease_expires_at <= clock_timestamp()",
         "l.lease_expires_at is not null",
+    ),
+    "a lapsed attempt is said to be over": (
+        "inspect_attempts",
+        "l.lease_owner is not null",
+        "l.lease_expires_at > clock_timestamp()",
+    ),
+    "a lapsed lease is said to be live": (
+        "explain_job",
+        "v_job.lease_expires_at > v_now",
+        "v_job.lease_expires_at is not null",
+    ),
+    "a locked row is said to be free": (
+        "_explained_lock",
+        "l.transactionid = p_locker",
+        "false",
+    ),
+    "leased jobs are said to be ahead": (
+        "_explained_queue",
+        "and (l.lease_expires_at is null or l.lease_expires_at <= v_now)",
+        "",
+    ),
+    "a purge is named that deleted nothing": (
+        "_explained_absence",
+        "and o.job_count > 0",
+        "",
     ),
 }
 
@@ -145,7 +232,9 @@ GUARDS = {
 # Found within a few hundred steps.
 SOON = {
     "claim counts no attempt",
-    "claim gives a leased job away",
+    "enforce_retention keeps nothing",
+    "enforce_retention knows no limit",
+    "purge goes by no time",
     "redrive takes what succeeded",
     "retire_expired ends leases that are live",
 }
@@ -178,6 +267,11 @@ def test_every_guard_is_where_it_can_be_broken(owner):
 )
 def test_a_broken_guard_is_found(bench, owner, guard):
     owner.execute(broken(owner, guard))
+    # Or explain_job would tell.
+    owner.execute(
+        "update installed_object as i set digest = o.digest from _objects() as o"
+        " where (o.kind, o.name) = (i.kind, i.name)"
+    )
 
     with pytest.raises(AssertionError):
         run(bench, examples=1000, number=1, phases=GENERATED)
