@@ -30,6 +30,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from pytest_postgresql import factories
 
+import lenso_jobs
 from lenso_jobs._assets import asset_dir
 from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import SERVER_URL, EmbeddedServer, find_programs
@@ -459,6 +460,17 @@ def background():
 
 
 @pytest.fixture
+def environment(conninfo):
+    """The environment of the command, with the superuser's URL as the secret."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
+        "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
+        "JOBS_DATABASE_URL": conninfo,
+        "COLUMNS": "80",
+    }
+
+
+@pytest.fixture
 def new_role(connect, conninfo):
     """Make a role that may log in; it is dropped at the end, its sessions first."""
     made = []
@@ -736,6 +748,23 @@ def buffers():
         return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
     return buffers
+
+
+@pytest.fixture
+def burn():
+    """Use up transaction ids."""
+
+    def burn(session, count):
+        # Each block with a handler is a subtransaction, and takes an id as it writes.
+        session.execute(
+            sql.SQL(
+                "do $$ begin create temp table ash (n int) on commit drop;"
+                " for i in 1..{} loop begin insert into ash values (i);"
+                " exception when division_by_zero then null; end; end loop; end $$"
+            ).format(count)
+        )
+
+    return burn
 
 
 @pytest.fixture

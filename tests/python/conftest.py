@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import deque
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
@@ -17,12 +15,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-import lenso_jobs
 from lenso_jobs import Configuration, Jobs, _waiting
 from lenso_jobs.cli import main
 
 COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
-PACKAGE = str(Path(lenso_jobs.__file__).parents[1])
 
 
 @pytest.fixture
@@ -187,17 +183,6 @@ class Held:
 @pytest.fixture
 def held():
     return Held
-
-
-@pytest.fixture
-def environment(conninfo):
-    """The environment of the command, with the superuser's URL as the secret."""
-    return {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
-        "PYTHONPATH": PACKAGE,
-        "JOBS_DATABASE_URL": conninfo,
-        "COLUMNS": "80",
-    }
 
 
 @pytest.fixture

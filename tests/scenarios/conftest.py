@@ -21,7 +21,6 @@ from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from yoyo import get_backend, read_migrations
 
-import lenso_jobs
 from cutter import Cutter
 from lenso_jobs import AsyncJobs, Jobs, JobsError, _waiting
 from lenso_jobs.config import Configuration
@@ -402,7 +401,7 @@ class Process:
 
 
 @pytest.fixture
-def employ(conninfo, owner, tmp_path):
+def employ(conninfo, environment, owner, tmp_path):
     """Run a worker in a process; it exits with 0 if its end was clean, else with 3.
 
     Handlers note that they began, and sleep for as many seconds as the payload says;
@@ -413,16 +412,14 @@ def employ(conninfo, owner, tmp_path):
     script.write_text(PROCESS)
     owner.execute("create table public.start (job_id uuid, pid integer)")
     owner.execute('grant insert on public.start to "email-worker"')
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
-        "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
-        "CONNINFO": make_conninfo(conninfo, user="email-worker"),
-    }
+    source = make_conninfo(conninfo, user="email-worker")
     employed = []
 
     def employ(crew, **options):
         options = {"kind": crew.name, "schema": SCHEMA, "queue": crew.queue} | options
-        process = Process(script, {**environment, "OPTIONS": json.dumps(options)})
+        process = Process(
+            script, {**environment, "CONNINFO": source, "OPTIONS": json.dumps(options)}
+        )
         employed.append(process)
         return process
 

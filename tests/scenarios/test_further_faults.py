@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
-import lenso_jobs
 from lenso_jobs import EnvironmentSecrets, InvalidArgument, Jobs
 from lenso_jobs.worker import Fail, Retry, Worker
 
@@ -279,7 +277,7 @@ async def async_handler(lease):
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["handler", "async_handler"])
 def test_a_process_of_a_handler_is_ended_by_the_signal_that_stops_the_worker(
-    function, conninfo, document, enqueue, attempts, tmp_path
+    function, conninfo, environment, document, enqueue, attempts, tmp_path
 ):
     (tmp_path / "handlers.py").write_text(MODULE)
     (tmp_path / "jobs.json").write_text(document())
@@ -289,17 +287,13 @@ def test_a_process_of_a_handler_is_ended_by_the_signal_that_stops_the_worker(
         *("work", "--config", "jobs.json", "--queue", "email"),
         *("--handler", f"handlers:{function}"),
     )
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
-        "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
-        "JOBS_DATABASE_URL": make_conninfo(conninfo, user="email-worker"),
-    }
+    url = make_conninfo(conninfo, user="email-worker")
     job = enqueue()
 
     with subprocess.Popen(
         [sys.executable, *command],
         cwd=tmp_path,
-        env=environment,
+        env=environment | {"JOBS_DATABASE_URL": url},
         stderr=subprocess.DEVNULL,
     ) as process:
         try:

@@ -13,7 +13,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-import lenso_jobs
 from lenso_jobs.operator import check, setup, upgrade
 
 COMMAND = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
@@ -185,7 +184,7 @@ def test_an_instance_goes_on_in_a_database_that_was_renamed(databases, instance_
 
 
 @pytest.fixture
-def command(conninfo, document, tmp_path, enqueue, worker):
+def command(environment, document, tmp_path, enqueue, worker):
     """Have the command run where there is something to tell; answers its process."""
     (tmp_path / "jobs.json").write_text(document())
     for _ in range(20):
@@ -196,11 +195,6 @@ def command(conninfo, document, tmp_path, enqueue, worker):
         " fail_many(jobs, tokens, array_fill('smtp'::text, array[20]),"
         " array_fill(false, array[20])) as f"
     )
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
-        "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
-        "JOBS_DATABASE_URL": conninfo,
-    }
 
     def command(*arguments, variables=None, **options):
         return subprocess.Popen(

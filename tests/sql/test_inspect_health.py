@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from psycopg import sql
 
 LAPSED = "update live_job set lease_expires_at = clock_timestamp() - interval '2 min'"
 DUE = "update live_job set available_at = clock_timestamp() - interval '{}'"
@@ -482,23 +481,6 @@ def seeing(owner, prefix):
     owner.execute(f"grant pg_read_all_stats to {prefix}_owner")
     yield
     owner.execute(f"revoke pg_read_all_stats from {prefix}_owner")
-
-
-@pytest.fixture
-def burn():
-    """Use up transaction ids."""
-
-    def burn(session, count):
-        # Each block with a handler is a subtransaction, and takes an id as it writes.
-        session.execute(
-            sql.SQL(
-                "do $$ begin create temp table if not exists ash (n int);"
-                " for i in 1..{} loop begin insert into ash values (i);"
-                " exception when division_by_zero then null; end; end loop; end $$"
-            ).format(count)
-        )
-
-    return burn
 
 
 def test_an_old_snapshot_is_found_by_its_age_in_transactions(
