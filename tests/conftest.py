@@ -768,6 +768,17 @@ def burn():
 
 
 @pytest.fixture
+def seeing(owner, prefix):
+    """Let the owner see since when transactions are open.
+
+    Else it judges them by how many began since, and so do other tests' on this server.
+    """
+    owner.execute(f"grant pg_read_all_stats to {prefix}_owner")
+    yield
+    owner.execute(f"revoke pg_read_all_stats from {prefix}_owner")
+
+
+@pytest.fixture
 def by_hand(owner):
     """Leave the tables as they are: nobody vacuums or analyzes them but the test."""
     for table in ("job", "live_job", "attempt"):

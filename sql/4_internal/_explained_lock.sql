@@ -47,6 +47,9 @@ begin
         end
     order by l.granted desc
     limit 1;
+    if not found and _is_in_progress(p_locker) then
+        p_answer.reason := 'row_locked';
+    end if;
     return p_answer;
 end;
 $$;

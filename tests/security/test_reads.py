@@ -87,7 +87,7 @@ def test_why_a_job_waits_and_what_is_wrong_is_told_behind_any_lock_on_the_instan
 
 
 def test_they_are_told_behind_whoever_only_waits_for_such_a_lock(
-    enqueue, connect, observer, impatient, background, blocked
+    enqueue, connect, observer, impatient, background, blocked, seeing
 ):
     job_id = enqueue()
     impatient(observer)

@@ -185,6 +185,54 @@ def test_a_row_that_a_transaction_holds_is_locked_by_its_session(
     assert facts(job_id)["reason"] != "row_locked"
 
 
+def test_a_savepoint_since_released_holds_its_row_without_a_name(
+    enqueue, worker, facts
+):
+    job_id = enqueue()
+
+    with worker.transaction():
+        worker.execute("savepoint s; select from claim('email')")
+        assert facts(job_id)["pid"] == worker.pid
+        worker.execute("rollback to s")
+        assert facts(job_id)["reason"] == "ready"
+        worker.execute("select from claim('email'); release s")
+        answer = facts(job_id)
+
+    assert answer == {"reason": "row_locked", "attempt": 0, "max_attempts": 3}
+    assert facts(job_id)["reason"] == "leased"
+
+
+@pytest.mark.parametrize("has_written", [False, True])
+def test_its_own_released_savepoint_is_not_in_the_way(
+    enqueue, worker, owner, has_written
+):
+    job_id = enqueue()
+
+    with owner.transaction():
+        if has_written:
+            owner.execute("select pg_current_xact_id()")
+        owner.execute("savepoint s; select from live_job for update; release s")
+
+        assert owner.value("select reason from explain_job(%s)", job_id) == "ready"
+
+
+def test_only_the_number_of_an_open_transaction_is_in_progress(owner, connect):
+    other = connect()
+    ended = other.value("select pg_current_xact_id()::text::bigint")
+    other.execute("begin")
+    begun = other.value("select pg_current_xact_id()::text::bigint")
+    distant = (begun + offset for offset in (-(2**31), 2**31 - 1, 2**31, 1000))
+    numbers = [begun, ended, 0, 1, 2, 3, 2**32 - 1, *(n % 2**32 for n in distant)]
+
+    found = owner.value(
+        "select array_agg(n) from unnest(%s::bigint[]) as u (n)"
+        " where _is_in_progress(n::text::xid)",
+        numbers,
+    )
+
+    assert found == [begun]
+
+
 def test_an_answer_goes_by_the_clock_and_not_by_when_its_statement_began(
     worker, enqueue, claim, observer, owner
 ):

@@ -456,7 +456,7 @@ def test_a_prepared_transaction_that_locks_a_table_is_found_by_its_name(
     ],
 )
 def test_whoever_waits_is_found_if_all_wait_behind(
-    enqueue, hold, connect, observer, background, blocked, statement, is_found
+    enqueue, hold, connect, observer, background, blocked, seeing, statement, is_found
 ):
     holder, waiter = hold(enqueue()), connect()
     holder.execute("lock table live_job in row exclusive mode")
@@ -473,14 +473,6 @@ def test_whoever_waits_is_found_if_all_wait_behind(
     )
     if is_found:
         assert found[0][1].startswith("live_job is about to be locked by postgres, ")
-
-
-@pytest.fixture
-def seeing(owner, prefix):
-    """Let the owner see since when transactions are open."""
-    owner.execute(f"grant pg_read_all_stats to {prefix}_owner")
-    yield
-    owner.execute(f"revoke pg_read_all_stats from {prefix}_owner")
 
 
 def test_an_old_snapshot_is_found_by_its_age_in_transactions(
