@@ -1145,9 +1145,9 @@ as $$
 $$;
 comment on function _faults_of_storage() is
 'Vacuum, bloat and the queue of notifications, for inspect_health.';
--- pg_locks names no savepoint that was released, though rows go on naming it. age() counts
--- from this transaction's own number if it has one, so its own savepoints are left out,
--- as is what is no transaction's number: pg_xact_status refuses those yet to come.
+-- pg_locks names no savepoint that was released, though rows go on naming it. age()
+-- counts from this transaction's own number if it has one, so its own savepoints are left
+-- out, as is what is no transaction's number: pg_xact_status refuses those yet to come.
 create or replace function _is_in_progress(p_transaction xid)
 returns boolean
 language sql
