@@ -6,9 +6,27 @@ of a value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from psycopg import sql
+
+from lenso_jobs._models import (
+    CompletedItem,
+    EnqueuedItem,
+    EnqueuedJob,
+    ExplainedJob,
+    FailedItem,
+    FailedJob,
+    InspectedAct,
+    InspectedAttempt,
+    InspectedFailure,
+    InspectedFinding,
+    InspectedJob,
+    InspectedQueue,
+    InspectedWorker,
+    RenewedItem,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +64,38 @@ class Calls:
     end_badly: bytes
 
 
+def _every(answer: type[Any]) -> str:
+    """Name the columns, so that a later release may add some while clients run."""
+    names = ", ".join(field.name for field in fields(answer))
+    return f"select {names} from "  # noqa: S608 - the names are ours
+
+
 _TEMPLATES = {
-    "enqueue": "select * from {}.enqueue("
+    "enqueue": _every(EnqueuedJob) + "{}.enqueue("
     "%s::text, %s::text, %s::jsonb, %s::text, %s::timestamptz, %s::integer)",
-    "enqueue_many": "select * from {}.enqueue_many(%s::jsonb)",
+    "enqueue_many": _every(EnqueuedItem) + "{}.enqueue_many(%s::jsonb)",
     # A payload in UTF-8, whatever the connection can say of it.
     "claim": "select c.job_id, c.queue, c.kind,"
     " pg_catalog.convert_to(c.payload::text, 'UTF8'),"
     " c.attempt, c.max_attempts, c.lease_token, c.lease_expires_at, c.created_at"
     " from {}.claim(%s::text, %s::integer) as c",
     "renew": "select {}.renew(%s::uuid, %s::text)",
-    "renew_many": "select * from {}.renew_many(%b::uuid[], %b::text[])",
+    "renew_many": _every(RenewedItem) + "{}.renew_many(%b::uuid[], %b::text[])",
     "complete": "select {}.complete(%s::uuid, %s::text)",
-    "complete_many": "select * from {}.complete_many(%b::uuid[], %b::text[])",
-    "fail": "select * from {}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
-    "fail_many": "select * from {}.fail_many("
+    "complete_many": _every(CompletedItem) + "{}.complete_many(%b::uuid[], %b::text[])",
+    "fail": _every(FailedJob) + "{}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
+    "fail_many": _every(FailedItem) + "{}.fail_many("
     "%b::uuid[], %b::text[], %b::text[], %b::boolean[])",
-    "inspect": "select * from {}.inspect(%s::uuid)",
-    "inspect_attempts": "select * from {}.inspect_attempts(%s::uuid)",
-    "inspect_queues": "select * from {}.inspect_queues()",
-    "inspect_workers": "select * from {}.inspect_workers()",
-    "inspect_failures": "select * from {}.inspect_failures("
+    "inspect": _every(InspectedJob) + "{}.inspect(%s::uuid)",
+    "inspect_attempts": _every(InspectedAttempt) + "{}.inspect_attempts(%s::uuid)",
+    "inspect_queues": _every(InspectedQueue) + "{}.inspect_queues()",
+    "inspect_workers": _every(InspectedWorker) + "{}.inspect_workers()",
+    "inspect_failures": _every(InspectedFailure) + "{}.inspect_failures("
     "%s::text, %s::timestamptz, %s::integer, %s::text, %s::timestamptz, %s::uuid)",
-    "inspect_acts": "select * from {}.inspect_acts(%s::integer, %s::bigint)",
-    "inspect_health": "select * from {}.inspect_health()",
-    "explain_job": "select * from {}.explain_job(%s::uuid)",
-    "redrive": "select * from {}.redrive(%s::uuid, %s::integer)",
+    "inspect_acts": _every(InspectedAct) + "{}.inspect_acts(%s::integer, %s::bigint)",
+    "inspect_health": _every(InspectedFinding) + "{}.inspect_health()",
+    "explain_job": _every(ExplainedJob) + "{}.explain_job(%s::uuid)",
+    "redrive": _every(FailedJob) + "{}.redrive(%s::uuid, %s::integer)",
     "redrive_failed": "select {}.redrive_failed(%s::text, %s::timestamptz,"
     " %s::timestamptz, %s::text, %s::integer, %s::integer)",
     "purge": "select {}.purge(%s::timestamptz, %s::integer)",

@@ -20,6 +20,7 @@ from lenso_jobs import (
     NewJob,
     Unauthorized,
 )
+from lenso_jobs._calls import calls
 
 ENQUEUED = ("email", "send", {"to": "ada"})
 VERBS = {
@@ -622,6 +623,22 @@ def test_inspect_health_lists_what_is_wrong(observing, owner):
     assert (finding.subject, finding.since) == ("live_job", None)
     assert finding.detail == "autovacuum_enabled is off"
     assert finding.remedy
+
+
+@pytest.mark.parametrize("threshold", [0, None])
+def test_a_later_release_may_add_to_an_answer_while_clients_run(
+    leased, connect, owner, threshold
+):
+    connection = connect("operations")
+    connection.prepare_threshold = threshold
+    jobs = Jobs(connection, "jobs_email")
+    before = jobs.explain_job(leased.job_id)
+
+    owner.execute("alter type explained_job add attribute note text")
+
+    assert jobs.explain_job(leased.job_id) == before
+    written = dataclasses.asdict(calls("jobs_email")).values()
+    assert not [text for text in written if b"*" in text]
 
 
 def test_explain_job_gives_the_reason_with_its_facts(leased, observing):
