@@ -302,12 +302,13 @@ class JobsInstance:
         self, worker: Jobs, lease: HeldLease, handler: Handler, *, raising: bool
     ) -> Run:
         from lenso_jobs import Fail, InvalidLease, Retry
-        from lenso_jobs.worker._outcome import chosen
+        from lenso_jobs.worker._outcome import chosen, is_unbegun
 
         error: Exception | None = None
         self._held = lease
         try:
-            handler(lease)
+            if is_unbegun(handler(lease)):
+                raise TypeError("handler answered an awaitable or a generator")  # noqa: TRY301 - likewise
         except Exception as caught:  # noqa: BLE001 - judged next
             error = caught
         self._held = None

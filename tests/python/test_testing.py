@@ -479,6 +479,15 @@ def test_a_drain_refuses_a_handler_that_nobody_would_await(instance, enqueued):
     assert instance.inspect(job).attempts == 0
 
 
+def test_a_drain_counts_nothing_that_nobody_has_run_as_done(instance, enqueued):
+    job = enqueued(max_attempts=1)
+
+    with pytest.raises(TypeError, match="generator"):
+        instance.drain(lambda lease: (lease for _ in ()))
+
+    assert instance.inspect(job).last_failure_code == "TypeError"
+
+
 # Where the server comes from.
 
 
