@@ -481,7 +481,7 @@ def test_an_old_snapshot_is_found_by_its_age_in_transactions(
     holder = connect()
     twin, prepared = (connect(dbname=f"{owner.info.dbname}_tmpl") for _ in range(2))
     name = f"elsewhere-{owner.info.dbname}"
-    prepared.execute("begin; select pg_current_xact_id()")
+    prepared.execute("begin; lock table live_job in share mode")
     prepared.execute(f"prepare transaction '{name}'")
     with holder.transaction(), twin.transaction():
         for session in (holder, twin):
