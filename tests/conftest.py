@@ -128,20 +128,33 @@ def _load(**parameters):
 
 
 def _restore(configuration, conninfo):
-    programs = find_programs()
     with tempfile.TemporaryDirectory() as directory:
         dump = f"{directory}/jobs.dump"
         subprocess.run(
-            [programs / "pg_dump", "--format=custom", f"--file={dump}", conninfo],
+            [_program("pg_dump"), "--format=custom", f"--file={dump}", conninfo],
             check=True,
         )
         with psycopg.connect(conninfo) as connection:
             connection.execute("drop schema jobs_email cascade")
         subprocess.run(
-            [programs / "pg_restore", "--exit-on-error", f"--dbname={conninfo}", dump],
+            [_program("pg_restore"), "--exit-on-error", f"--dbname={conninfo}", dump],
             check=True,
         )
     upgrade(configuration, conninfo, repair_too=True)
+
+
+def _program(name):
+    beside = find_programs() / name
+    found = beside if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"there is no {name} on this machine")
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def program():
+    """Where a program of PostgreSQL is: beside the server's, or on this machine."""
+    return _program
 
 
 def _retried(connection, statement):

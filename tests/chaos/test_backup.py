@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from contextlib import ExitStack
 
@@ -11,7 +10,6 @@ import psycopg
 import pytest
 
 from lenso_jobs import Configuration, InvalidLease, Jobs
-from lenso_jobs.embedded import find_programs
 from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.operator import check, setup, upgrade
 from load import QUEUE, SCHEMA
@@ -75,14 +73,16 @@ def difference(conninfo):
     return check(CONFIGURATION, conninfo)
 
 
-def run(program, *arguments):
-    found = find_programs() / program
-    command = found if found.exists() else shutil.which(program)
-    subprocess.run([command, *arguments], check=True, capture_output=True)
+@pytest.fixture
+def run(program):
+    def run(name, *arguments):
+        subprocess.run([program(name), *arguments], check=True, capture_output=True)
+
+    return run
 
 
 @pytest.fixture
-def dump(directory, original):
+def dump(directory, original, run):
     """Dump the Instance and the roles, as the page tells; answers where."""
 
     def dump():
@@ -97,7 +97,7 @@ def dump(directory, original):
 
 
 @pytest.fixture
-def restored(open_site):
+def restored(open_site, run):
     """Restore into an empty server, roles first."""
 
     def restored(database, roles):
@@ -162,7 +162,9 @@ def test_a_lease_of_after_the_backup_is_unknown(original, dump, restored):
         site.jobs(WORKER).complete(lease)
 
 
-def test_a_copy_beside_the_original_has_its_callers_and_stops_setup(original, dump):
+def test_a_copy_beside_the_original_has_its_callers_and_stops_setup(
+    original, dump, run
+):
     original.enqueue("a")
     database, _ = dump()
     original.execute("create database jobs_copy template template0")
@@ -181,7 +183,9 @@ def test_a_copy_beside_the_original_has_its_callers_and_stops_setup(original, du
     assert setup(CONFIGURATION, original.conninfo()).migrations == ()
 
 
-def test_a_database_that_was_dropped_comes_back_where_the_roles_are(original, dump):
+def test_a_database_that_was_dropped_comes_back_where_the_roles_are(
+    original, dump, run
+):
     original.enqueue("a")
     database, _ = dump()
     original.execute(f"drop database {DBNAME} with (force)")

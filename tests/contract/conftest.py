@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,12 +20,8 @@ DOCUMENT = re.search(r"```json\n(.*?)```", README, re.DOTALL).group(1)
 
 
 @pytest.fixture
-def psql():
-    program = find_programs() / "psql"
-    found = str(program) if program.exists() else shutil.which("psql")
-    if found is None:
-        pytest.skip("this PostgreSQL comes without psql")
-    return found
+def psql(program):
+    return program("psql")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from lenso_jobs._assets import asset_dir, sql_files
 from lenso_jobs.config import Configuration
-from lenso_jobs.embedded import find_programs
 from lenso_jobs.operator import setup
 from lenso_jobs.operator._setup import bootstrap
 
@@ -52,18 +50,13 @@ def role_prefix():
 
 
 @pytest.fixture
-def dump():
+def dump(program):
     """Dump a schema without the migration tool's tables, line by line."""
-    program = find_programs() / "pg_dump"
-    if not program.exists():
-        found = shutil.which("pg_dump")
-        assert found, "pg_dump is needed"
-        program = Path(found)
 
     def dump(conninfo, schema="jobs_email"):
         result = subprocess.run(
             [
-                program,
+                program("pg_dump"),
                 "--schema-only",
                 f"--schema={schema}",
                 *(f"--exclude-table={schema}.{table}" for table in YOYO_TABLES),

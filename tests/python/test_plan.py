@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from lenso_jobs import Configuration
-from lenso_jobs.embedded import EmbeddedServer, find_programs
+from lenso_jobs.embedded import EmbeddedServer
 from lenso_jobs.operator import (
     OperatorError,
     check,
@@ -97,13 +97,12 @@ def logging():
 
 
 @pytest.fixture
-def psql():
+def psql(program):
     """Run a script."""
-    program = find_programs() / "psql"
 
     def psql(conninfo, script):
         subprocess.run(
-            [program if program.exists() else "psql", "-Xq", conninfo],
+            [program("psql"), "-Xq", conninfo],
             input=script,
             text=True,
             check=True,

@@ -25,7 +25,6 @@ from lenso_jobs.embedded import (
     _reachable,
     _system_programs,
     _wheel_programs,
-    find_programs,
 )
 from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.operator import SetupReport, check, setup, upgrade
@@ -226,25 +225,28 @@ def let_in(connection, instance):
         connection.execute(f'alter role "{name}" login')
 
 
-def restore(saved, conninfo):
-    program = find_programs() / "psql"
-    subprocess.run(
-        [program, "-qX", "-v", "ON_ERROR_STOP=1", "-f", saved, conninfo],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+@pytest.fixture
+def restore(program):
+    def restore(saved, conninfo):
+        subprocess.run(
+            [program("psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-f", saved, conninfo],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    return restore
 
 
 @pytest.mark.slow
 def test_a_dump_is_restored_into_an_empty_cluster_and_beside_roles_that_exist(
-    databases, instance, contents, bootstrap, works, tmp_path
+    databases, instance, contents, bootstrap, works, program, restore, tmp_path
 ):
     source, target, saved = databases(), databases(), tmp_path / "saved.sql"
     setup(instance, source)
     populace = Populace(source)
     before = contents(source)
-    program = find_programs() / "pg_dump"
-    subprocess.run([program, f"--dbname={source}", f"--file={saved}"], check=True)
+    dump = (program("pg_dump"), f"--dbname={source}", f"--file={saved}")
+    subprocess.run(dump, check=True)
 
     with EmbeddedServer() as server:
         elsewhere = server.conninfo()

