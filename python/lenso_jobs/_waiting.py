@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from lenso_jobs.errors import InvalidArgument
@@ -185,6 +185,9 @@ class Waiter:
             while pgconn.notify_handler and (notification := pgconn.notifies()):
                 pgconn.notify_handler(notification)
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            if result.error_field(DiagnosticField.SQLSTATE) is None:
+                # libpq's own words: the connection is lost.
+                raise psycopg.OperationalError(result.get_error_message())
             raise psycopg.errors.error_from_result(result)
         return bool(result.ntuples) and result.get_value(0, 0) == b"t"
 

@@ -14,7 +14,8 @@ as $$
             s.pid <> pg_backend_pid()
             and (
                 (s.datname = current_database() and s.usesysid is not null)
-                or (s.datname is null and s.backend_xmin is not null)
+                -- For its standby. Whoever is only connecting has a snapshot as well.
+                or s.pid in (select r.pid from pg_stat_replication as r)
             )
         union all
         select

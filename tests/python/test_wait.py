@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
+import socket
 import time
 from itertools import islice
 
@@ -553,6 +555,26 @@ def test_a_pool_replaces_the_connection_that_a_wait_has_lost(
 
     assert jobs.claim("email", wait=20)
     untouched(jobs, autocommit=False)
+
+
+@pytest.mark.parametrize("words", [b"listen", b"unlisten"])
+def test_a_connection_that_is_lost_beneath_a_wait_s_own_words_is_so(
+    words, working, naps, monkeypatch
+):
+    ask, asked = _waiting.Waiter._ask, []
+
+    def cut_off(waiter, statements):
+        asked.append(statements)
+        if words in statements.split():
+            with socket.socket(fileno=os.dup(working._source.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        return ask(waiter, statements)
+
+    monkeypatch.setattr(_waiting.Waiter, "_ask", cut_off)
+
+    with pytest.raises(psycopg.OperationalError):
+        working.wait("email", 0.01)
+    assert words in asked[-1].split()
 
 
 # Where it cannot listen, it polls.

@@ -274,6 +274,7 @@ def test_enqueue_many_accepts_rfc_3339_with_an_offset(
     made = outcomes(*({"available_at": text} for text in ACCEPTED))
 
     assert dict(zip(ACCEPTED, made, strict=True)) == dict.fromkeys(ACCEPTED, "created")
+    owner.execute("set timezone to 'UTC'")
     asked = [at for (at,) in owner.rows("select available_at from job order by job_id")]
     assert [
         (text, at)
