@@ -246,8 +246,10 @@ def document_with_changes():
 
 @pytest.fixture
 def owner(connect):
-    """The superuser: moves time, breaks rows, and reads tables."""
-    return connect()
+    """The superuser: moves time, breaks rows, reads tables, and configures."""
+    session = connect()
+    session.execute("set default_transaction_isolation = 'read committed'")
+    return session
 
 
 @pytest.fixture
@@ -388,9 +390,20 @@ def blocked(owner):
 @pytest.fixture
 def no_wait_is_for_ever(postgresql_database):
     """Let a wait that nobody ends fail the test (55P03) instead of hanging it."""
-    database = postgresql_database.info.dbname
-    postgresql_database.autocommit = True
-    postgresql_database.execute(f'alter database "{database}" set lock_timeout = 8000')
+    _set(postgresql_database, "lock_timeout", 8000)
+
+
+@pytest.fixture
+def read_committed(postgresql_database):
+    """Begin at READ COMMITTED: above it who met another's change is only told 40001."""
+    _set(postgresql_database, "default_transaction_isolation", "'read committed'")
+
+
+def _set(connection, setting, value):
+    connection.autocommit = True
+    connection.execute(
+        f'alter database "{connection.info.dbname}" set {setting} = {value}'
+    )
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ begin
             message = 'whether to drop queues that have live jobs must be said';
     end if;
     -- An older snapshot would not show the jobs of a queue that is left out.
-    if current_setting('transaction_isolation') <> 'read committed' then
+    if current_setting('transaction_isolation') not like 'read %' then
         raise exception using
             errcode = 'LJ007',
             message = 'configure needs a transaction at READ COMMITTED';

@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_wait_is_for_ever(no_wait_is_for_ever):
-    """A wait that nobody ends fails the test, whatever it is."""
+def _as_it_is_meant(no_wait_is_for_ever, read_committed):
+    """A wait that nobody ends fails the test, and each call sees what it waited for."""
 
 
 @pytest.fixture

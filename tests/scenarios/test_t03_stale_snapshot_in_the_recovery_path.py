@@ -4,7 +4,7 @@ committed; how that transaction ends decides, and an expired lease is lost eithe
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 @pytest.fixture

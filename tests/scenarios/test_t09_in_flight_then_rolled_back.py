@@ -11,7 +11,7 @@ MINE, OTHER = {"to": 1}, {"to": 2}
 ASKED = list(itertools.product(("enqueue", "enqueue_many"), ("mine", "other")))
 PAYLOADS = {"mine": MINE, "other": OTHER}
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 KEYS = [f"key.{n}" for n in range(10)]
 MINE, OTHER = {"to": 1}, {"to": 2}
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 def item(key, payload):

@@ -12,7 +12,7 @@ import pytest
 
 ITEM = {"queue": "email", "kind": "send", "payload": {}}
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 def items(keys):

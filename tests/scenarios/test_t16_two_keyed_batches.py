@@ -15,7 +15,7 @@ from lenso_jobs import AsyncJobs, Jobs
 
 JOB = {"queue": "email", "kind": "send", "payload": {}}
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 def items(keys, number=0):

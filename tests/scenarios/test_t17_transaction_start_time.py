@@ -15,7 +15,7 @@ ANSWERS = {
     "fail_many": lambda worker, lease: worker.fail_many([(lease, "down", True)])[0],
 }
 
-pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever")
+pytestmark = pytest.mark.usefixtures("no_wait_is_for_ever", "read_committed")
 
 
 @pytest.fixture

@@ -297,6 +297,24 @@ def test_a_refusal_names_each_queue_with_live_jobs_and_how_many(
     )
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_configure_is_refused_in_what_may_be_an_old_snapshot(configure, owner, level):
+    with owner.refusing("LJ007") as caught:
+        owner.execute(f"begin isolation level {level}")
+        configure(lease_seconds=40)
+    owner.execute("rollback")
+
+    assert caught.value.diag.message_primary == (
+        "configure needs a transaction at READ COMMITTED"
+    )
+
+
+def test_read_uncommitted_is_the_same_as_read_committed(configure, owner):
+    owner.execute("set default_transaction_isolation = 'read uncommitted'")
+
+    assert configure(lease_seconds=40) is True
+
+
 def test_a_refusal_counts_no_more_than_10000_jobs(configure, owner):
     insert = (
         "insert into live_job (job_id, available_at, attempt, max_attempts, queue)"

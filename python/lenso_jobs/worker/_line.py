@@ -81,8 +81,10 @@ class WorkersJobs(Jobs):
     ) -> None:
         super().__init__(connection, schema, caller)
         with psycopg.Cursor(connection) as cursor:
-            row = cursor.execute("show default_transaction_isolation").fetchone()
-        self._is_strict = row != ("read committed",)
+            cursor.execute("show default_transaction_isolation")
+            row = cursor.fetchone()
+        # READ UNCOMMITTED is the same.
+        self._is_strict = row not in {("read committed",), ("read uncommitted",)}
         if self._is_strict:
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
