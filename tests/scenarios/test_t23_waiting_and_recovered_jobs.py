@@ -61,6 +61,7 @@ def test_a_lapsed_job_is_claimed_before_a_hundred_fresh_ones(
     assert next_one.job_id == fresh[0]
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("limit", [1, 7])
 def test_jobs_of_one_instant_go_out_in_order_of_enqueueing_and_none_waits_for_ever(
     limit, client, owner, enqueue_at_one_instant, background

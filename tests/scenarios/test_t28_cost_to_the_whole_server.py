@@ -44,6 +44,7 @@ def test_an_enqueue_not_yet_committed_holds_up_nobody(
     assert told_of_the_other == [("jobs_email", "email")]
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_who_listens_is_in_no_transaction(
     client, crews, hire, enqueue, owner, only_woken, background, until

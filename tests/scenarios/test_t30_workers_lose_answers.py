@@ -100,6 +100,7 @@ def test_of_a_report_in_two_parts_each_is_counted_once(
     assert hired.stop() == Tally(succeeded=2, retried=1)
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_jobs_whose_claim_was_not_answered_come_back_and_run_once(
     crews, hire, through, cutter, enqueue, attempts, expire, until, owner
 ):

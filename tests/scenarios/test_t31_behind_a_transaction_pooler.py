@@ -91,6 +91,7 @@ def sessions(pooler):
     return sessions
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_every_verb_works_and_leaves_nothing_in_a_session(
     sessions, pooler, conninfo, owner
 ):
@@ -130,6 +131,7 @@ def test_every_verb_works_and_leaves_nothing_in_a_session(
     assert owner.value("select count(*) from attempt") == CLIENTS * TIMES * 3
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("way", ["sql", "sync", "async"])
 def test_every_verb_works_from_four_clients_at_once(
     way, client, pooler, sessions, background, owner

@@ -135,6 +135,7 @@ def as_expected(owner):
     return as_expected
 
 
+@pytest.mark.usefixtures("read_committed")
 @every_way
 def test_a_forked_child_is_refused_and_the_parent_goes_on(client, child, as_expected):
     jobs = client("accounts")
@@ -150,6 +151,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(client, child, as_expe
     as_expected({"before", *(f"meanwhile.{n}" for n in range(20))})
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("way", ["sync", "async on a pool"])
 def test_a_process_of_multiprocessing_is_refused_likewise(client, child, as_expected):
     jobs = client("accounts")

@@ -90,6 +90,7 @@ def test_a_database_owner_who_may_create_roles_installs_upgrades_and_uninstalls(
         bootstrap(dba, instance.document())
         with contextlib.closing(migrate(instance, as_dba)) as migrations:
             assert next(migrations) == "0001-initial"
+        dba.execute("set default_transaction_isolation = 'read committed'")
         dba.execute("select jobs_email.configure(%s::jsonb)", (instance.document(),))
     superuser.execute(f"set role {instance.prefix}_app")
     superuser.execute("select jobs_email.enqueue('email', 'send', '{}', 'before')")

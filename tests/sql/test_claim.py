@@ -633,6 +633,7 @@ def test_claim_goes_by_the_moment_at_which_it_looks(worker, owner, enqueue, limi
     assert expires_at >= due + LEASE
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("limit", [1, 2])
 def test_claim_sees_a_job_that_fell_due_within_the_transaction(worker, enqueue, limit):
     with worker.transaction():

@@ -1,5 +1,7 @@
 from uuid import uuid4
 
+import pytest
+
 COMPLETE = "select complete(%s::uuid, %s)"
 NO_TOKEN = "job_lease_" + 64 * "0"
 
@@ -87,6 +89,7 @@ def test_complete_refuses_an_expired_lease_even_if_nobody_claimed_it(
     assert state() == before
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_complete_judges_the_lease_by_the_clock_not_the_transactions_start(
     worker, owner, enqueue, claim
 ):

@@ -159,6 +159,7 @@ def test_complete_many_leaves_anothers_leases_alone(worker, rival, hold, state):
     assert {row[2] for row in rival.rows(MANY, *held)} == {"invalid_lease"}
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_complete_many_judges_the_lease_by_the_clock_not_the_transactions_start(
     worker, owner, hold
 ):

@@ -340,6 +340,7 @@ def test_fail_refuses_an_expired_lease_even_if_nobody_claimed_it(
     assert state() == before
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_fail_judges_the_lease_by_the_clock_not_the_transactions_start(
     worker, owner, enqueue, claim
 ):

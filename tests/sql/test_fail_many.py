@@ -276,6 +276,7 @@ def test_fail_many_leaves_anothers_leases_alone(rival, hold, state):
     assert state() == before
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_fail_many_judges_the_lease_by_the_clock_not_the_transactions_start(
     worker, owner, hold
 ):

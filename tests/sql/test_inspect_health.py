@@ -251,7 +251,7 @@ def test_a_queue_nobody_claims_from_is_silent(enqueue, owner, health, details):
 
 
 def test_all_is_found_while_others_are_at_work(
-    enqueue, producer, owner, health, hold, connect, background, blocked
+    enqueue, producer, owner, health, hold, connect, background, blocked, seeing
 ):
     job_id = enqueue()
     owner.execute(DUE.format("2 min"))
@@ -563,6 +563,7 @@ def look_later(owner):
     return look_later
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize(
     ("statement", "minutes", "finding"),
     [

@@ -118,6 +118,7 @@ def test_next_available_at_knows_no_lease_of_another_queue(worker, enqueue, clai
     assert worker.value(NEXT, "email") is None
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_next_available_at_reads_the_clock_and_not_the_transactions_start(
     worker, rival, owner, enqueue, claim
 ):

@@ -136,6 +136,7 @@ def test_jobs_are_due_from_the_moment_they_are_queued_again(
     assert owner.value("select available_at > %s from live_job", began)
 
 
+@pytest.mark.usefixtures("read_committed")
 @pytest.mark.parametrize("ending", ["still queued", "succeeded", "failed"])
 def test_a_job_that_another_redrive_took_meanwhile_is_left_as_it_is(
     redrive,

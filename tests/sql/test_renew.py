@@ -91,6 +91,7 @@ def test_renew_counts_from_the_clock_not_the_transactions_start(
     assert expires_at > passed + LEASE
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_renew_sees_a_lease_end_within_the_transaction(worker, owner, enqueue, claim):
     enqueue()
     held = claim()
