@@ -50,6 +50,9 @@ MENTIONED = {
     ),
     r"enforce_retention": "sql/test_redrive_failed.py",
     r"_lease_due|/purge": "sql/test_plans.py",
+    r"_lease_due|_reclaim": "sql/test_claim.py",
+    r"_publish_declarations": "sql/test_tables.py",
+    r"/(purge|redrive)": "concurrency/test_redrive_and_purge.py",
     r"_document_fault|_callers_of": "sql/test_configure.py",
 }
 

@@ -615,6 +615,24 @@ def test_claim_counts_the_lease_from_the_clock_not_the_statements_start(
     assert held >= LEASE + timedelta(milliseconds=50)
 
 
+def test_a_lapsed_lease_ends_by_the_clock_and_not_with_the_call_s_beginning(
+    worker, owner, enqueue, claim, expire
+):
+    job_id = enqueue()
+    claim()
+    expire(job_id)
+
+    with worker.transaction():
+        began = worker.value(
+            "select statement_timestamp() from"
+            " (select 1 + length(pg_sleep(0.05)::text) as n offset 0) as s,"
+            " lateral claim('email', s.n)"
+        )
+
+    ended = owner.value("select ended_at from attempt where outcome = 'lease_expired'")
+    assert ended >= began + timedelta(milliseconds=50)
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_claim_goes_by_the_moment_at_which_it_looks(worker, owner, enqueue, limit):
     enqueue()
