@@ -411,6 +411,17 @@ def test_enqueue_many_judges_a_key_twice_in_one_batch_by_its_first_item(offer, o
     assert owner.value("select count(*) from live_job") == 2
 
 
+def test_enqueue_many_makes_the_first_of_hundreds_with_one_key(offer):
+    keys = [f"key-{n * 7919 % 10}" for n in range(1000)]
+
+    answers = offer(*({"idempotency_key": key} for key in keys))
+
+    assert [position for position, _, outcome in answers if outcome == "created"] == [
+        *range(1, 11)
+    ]
+    assert {outcome for _, _, outcome in answers[10:]} == {"existing"}
+
+
 def test_enqueue_many_does_not_count_a_bad_item_as_the_first_of_its_key(outcomes):
     assert outcomes(
         {"idempotency_key": "twin", "kind": "a b"},
