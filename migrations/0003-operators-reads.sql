@@ -1049,7 +1049,7 @@ as $$
                 l.mode = 'AccessExclusiveLock'
                 or (
                     l.granted
-                    and l.mode <> 'AccessShareLock'
+                    and l.mode not in ('AccessShareLock', 'SIReadLock')
                     and c.oid in (
                         'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
                         'attempt'::regclass

@@ -710,6 +710,7 @@ def test_a_job_redriven_is_above_the_floor(
     assert [take(worker) for _ in range(3)] == [[first], [job_id], [last]]
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_a_redrive_that_commits_late_is_claimed_in_time(
     worker, operator, due, enqueue, floored, found_in_time
 ):

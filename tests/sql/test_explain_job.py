@@ -580,6 +580,7 @@ def test_no_job_is_refused(observer):
         observer.execute(EXPLAIN, (None,))
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_it_changes_and_locks_nothing(enqueue, observer, owner, state, worker):
     job_id = enqueue()
     before = state()

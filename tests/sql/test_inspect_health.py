@@ -506,6 +506,7 @@ def test_a_transaction_that_wrote_here_long_ago_is_found(
     elsewhere, locking = connect(), connect()
     with worker.transaction(), elsewhere.transaction(), locking.transaction():
         worker.execute("select from claim('email')")
+        elsewhere.execute("set transaction isolation level serializable")
         elsewhere.execute("select pg_current_xact_id() from live_job")
         locking.execute("select pg_current_xact_id()")
         locking.execute("lock table attempt in share mode")

@@ -218,6 +218,7 @@ def test_a_job_that_another_session_holds_is_passed_over(
     assert live() == {second}
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_two_redrives_at_once_take_each_job_once(
     redrive, fail, connect, prefix, live, owner
 ):

@@ -80,6 +80,7 @@ def test_retire_expired_ends_no_more_than_the_limit(operator, owner, lapsed):
     assert operator.value(RETIRE, 70) == 0
 
 
+@pytest.mark.usefixtures("read_committed")
 def test_retire_expired_takes_hold_of_no_more_than_it_ends(
     operator, connect, prefix, lapsed
 ):
