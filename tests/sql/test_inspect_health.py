@@ -513,7 +513,8 @@ def test_a_transaction_that_wrote_here_long_ago_is_found(
         burn(owner, 1100)
         found = health()
 
-    assert found == [
+    # Others may burn enough beside it for the reader's snapshot to be an old one.
+    assert [row for row in found if row[1] != "snapshot_held"] == [
         ("critical", "table_locked", f"session {locking.pid}"),
         ("warning", "transaction_open", f"session {worker.pid}"),
     ]
