@@ -423,7 +423,7 @@ def test_what_its_own_transaction_locks_is_not_found(owner):
 
 
 def test_a_prepared_transaction_that_locks_a_table_is_found_by_its_name(
-    owner, connect, enqueue, health, blocked, background
+    owner, connect, enqueue, health, blocked, background, seeing
 ):
     enqueue()
     waiter = connect()
