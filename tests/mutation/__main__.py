@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 EQUIVALENTS = ROOT / "tests" / "mutation" / "equivalents.txt"
 ROOMS = ("sql", "security", "concurrency", "contract", "scenarios", "chaos")
 # These read files, and not what the files make.
-NOT_ASKED = (
-    "contract/test_docs.py",
-    "contract/test_schema.py",
-    "contract/test_readme.py",
-)
+NOT_ASKED = ("contract/test_schema.py", "contract/test_readme.py")
 QUICK = "not benchmark and not slow and not long"
 SLOW = "slow"
 # Where a broken one of these is likely to be noticed first.
