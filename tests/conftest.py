@@ -176,21 +176,24 @@ postgresql_database = factories.postgresql("postgresql_server")
 
 
 class Session(psycopg.Connection):
-    """A connection of one role; every statement commits, unless in a transaction."""
+    """A connection of one role; every statement commits, unless in a transaction.
+
+    Values are read in binary, which is the same whatever the server's DateStyle is.
+    """
 
     def rows(self, statement, *parameters):
         """All rows, as tuples."""
-        return self.execute(statement, parameters or None).fetchall()
+        return self.execute(statement, parameters or None, binary=True).fetchall()
 
     def row(self, statement, *parameters):
         """The one row, as a dictionary."""
-        with self.cursor(row_factory=dict_row) as cursor:
+        with self.cursor(row_factory=dict_row, binary=True) as cursor:
             (row,) = cursor.execute(statement, parameters or None).fetchall()
         return row
 
     def value(self, statement, *parameters):
         """The one value."""
-        ((value,),) = self.execute(statement, parameters or None).fetchall()
+        ((value,),) = self.rows(statement, *parameters)
         return value
 
     @contextmanager

@@ -1,5 +1,6 @@
 """An Instance broken in one way at a time, and what inspect_health says of it."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -247,7 +248,7 @@ def test_a_queue_nobody_claims_from_is_silent(enqueue, owner, health, details):
     owner.execute(DUE.format("2 min"))
 
     assert health() == [("critical", "queue_silent", "email")]
-    assert details("queue_silent")["detail"].startswith("1 ready, the oldest for 00:02")
+    assert re.match("1 ready, the oldest for 0?0:02", details("queue_silent")["detail"])
 
 
 def test_all_is_found_while_others_are_at_work(
@@ -609,7 +610,7 @@ def test_an_age_is_judged_by_the_clock_at_the_moment_of_looking(
     ours = {f"session {session.pid}" for session in (holder, idle)}
     found = [row for row in answer.result() if row[1] in ours]
     assert [row[:3] for row in found] == [(finding, f"session {holder.pid}", began)]
-    assert f"by postgres, open for 00:0{minutes}:00" in found[0][3]
+    assert re.search(rf"by postgres, open for 0?0:0{minutes}:00", found[0][3])
 
 
 @pytest.mark.parametrize(
