@@ -28,8 +28,8 @@ begin
                       'items';
     end if;
 
-    -- Rows are locked in the order of their ids, as everywhere, and each lease is
-    -- judged by what the lock returned: without the fence it would be judged before.
+    -- Rows are locked in the order of their ids, as everywhere, and the leases judged
+    -- when the last of them is: one may end while the call waits for another's row.
     select array_agg(m.ctid) into v_rows
     from (
         select i.job_id, sha256(convert_to(i.lease_token, 'UTF8')) as lease_token_hash
@@ -37,28 +37,26 @@ begin
         order by i.job_id
     ) as i
     cross join lateral (
-        select l.ctid, l.lease_expires_at
+        select l.ctid
         from live_job as l
         where
             l.job_id = i.job_id
             and l.lease_token_hash = i.lease_token_hash
             and l.lease_owner = v_caller
-        offset 0
         for update
-    ) as m
-    where m.lease_expires_at > clock_timestamp();
+    ) as m;
 
     with ended as (
         delete from live_job as l
-        where l.ctid = any (v_rows)
-        returning l.*
+        where l.ctid = any (v_rows) and l.lease_expires_at > clock_timestamp()
+        returning l.*, clock_timestamp() as ended_at
     )
     insert into attempt (
         job_id, leased_at, ended_at, attempt, max_attempts,
         worker, outcome, lease_token_hash
     )
     select
-        e.job_id, e.leased_at, clock_timestamp(), e.attempt, e.max_attempts,
+        e.job_id, e.leased_at, e.ended_at, e.attempt, e.max_attempts,
         e.lease_owner, 'succeeded', e.lease_token_hash
     from ended as e;
     get diagnostics v_ended = row_count;

@@ -50,7 +50,7 @@ begin
     from (
         select distinct on (h.job_id) h.*
         from (
-            select l.ctid, l.lease_expires_at, i.*
+            select l.ctid, i.*
             from (
                 select u.*
                 from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
@@ -59,17 +59,15 @@ begin
                 order by u.job_id, u.ordinality
             ) as i
             cross join lateral (
-                select l.ctid, l.lease_expires_at
+                select l.ctid
                 from live_job as l
                 where
                     l.job_id = i.job_id
                     and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
                     and l.lease_owner = v_caller
-                offset 0
                 for update
             ) as l
         ) as h
-        where h.lease_expires_at > clock_timestamp()
         order by h.job_id, h.ordinality
     ) as m;
 
@@ -77,7 +75,7 @@ begin
     -- by their place leave the planner no join to choose.
     with taken as (
         delete from live_job as l
-        where l.ctid = any (v_rows)
+        where l.ctid = any (v_rows) and l.lease_expires_at > clock_timestamp()
         returning l.*, clock_timestamp() as ended_at
     ),
     decided as materialized (

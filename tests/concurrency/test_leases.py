@@ -41,6 +41,35 @@ def test_a_call_that_waited_for_a_lock_that_changed_nothing_goes_through(
     assert answer.result() not in (None, "invalid_lease")
 
 
+@pytest.mark.parametrize("verb", WAITING)
+def test_a_lease_that_runs_out_while_its_batch_waits_for_another_row_is_lost(
+    verb, enqueue, claim, worker, owner, hold, blocked, background, lapse_soon, pass_by
+):
+    enqueue()
+    enqueue()
+    leases = dict(sorted((claim(), claim())))
+    first, second = leases
+    call = (
+        MANY[verb]
+        .replace("array[%s]", "%s")
+        .replace(
+            "array['smtp.down'], array[true]",
+            "array['smtp.down', 'smtp.down'], array[true, true]",
+        )
+    )
+    holder = hold(second)
+    lapses = lapse_soon(first)
+    answer = background(worker.rows, call, [*leases], [*leases.values()])
+    blocked(worker, holder)
+
+    pass_by(lapses)
+    holder.execute("commit")
+
+    ends = {"complete_many": "completed", "fail_many": "queued"}
+    assert answer.result() == [("invalid_lease",), (ends[verb],)]
+    assert owner.rows("select job_id from attempt") == [(second,)]
+
+
 # Only the holder of the lease takes or waits for the row's lock
 
 
