@@ -161,6 +161,25 @@ def test_two_configures_at_once_queue_up_and_the_second_finds_it_done(
     assert owner.value("select count(*) from operator_act where act = 'configure'") == 2
 
 
+def test_a_configure_that_waits_is_not_in_the_way_of_the_one_it_waits_for(
+    fewer, document, connect, owner, blocked, background
+):
+    first, second = connect(), connect()
+    first.execute("begin")
+    first.execute(CONFIGURE, (document(lease_seconds=40),))
+    answer = background(second.value, CONFIGURE, document(lease_seconds=50))
+    blocked(second, first)
+
+    first.execute(CONFIGURE, (fewer,))
+    first.execute("commit")
+
+    assert answer.result() is True
+    declared = [("email",), ("slow",)]
+    assert owner.rows("select queue from queue order by 1") == declared
+    assert owner.rows("select unnest(queues) from instance order by 1") == declared
+    assert owner.value("select lease_seconds from instance") == 50
+
+
 def test_a_producer_no_longer_declared_is_refused_from_the_commit_on(
     fewer, producer, connect, owner
 ):
