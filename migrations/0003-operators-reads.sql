@@ -619,7 +619,8 @@ comment on function _explained_absence(explained_job) is
 'Adds when a job of this id would have been made, and the last purge it may have '
 'fallen to.';
 -- A row that a transaction in progress has locked, changed or deleted names it in xmax.
--- Behind whoever waits to lock a table everybody waits, as behind whoever locked it.
+-- Behind whoever waits to lock a table everybody waits, as behind whoever locked it:
+-- reading waits for ACCESS EXCLUSIVE alone, claims for what CREATE INDEX takes, too.
 create or replace function _explained_lock(p_answer explained_job, p_locker xid)
 returns explained_job
 language plpgsql
@@ -627,7 +628,7 @@ stable
 as $$
 begin
     select
-        case when p_locker is null then 'table_locked' else 'row_locked' end,
+        case l.locktype when 'relation' then 'table_locked' else 'row_locked' end,
         l.pid, coalesce(s.usename, x.owner)::text, coalesce(s.xact_start, x.prepared)
     into p_answer.reason, p_answer.pid, p_answer.who, p_answer.since
     from pg_locks as l
@@ -644,28 +645,34 @@ begin
         )
     where
         l.pid is distinct from pg_backend_pid()
-        and case
-            when p_locker is null
+        and case l.locktype
+            when 'relation'
                 then
-                    l.locktype = 'relation'
-                    and l.mode = 'AccessExclusiveLock'
-                    and l.database = (
+                    l.database = (
                         select d.oid
                         from pg_database as d
                         where d.datname = current_database()
                     )
-                    and l.relation in (
-                        select c.oid
-                        from pg_class as c
-                        join pg_class as i on i.relnamespace = c.relnamespace
-                        where i.oid = 'instance'::regclass
-                    )
-            else
-                l.locktype = 'transactionid'
-                and l.granted
-                and l.transactionid = p_locker
+                    and case
+                        when p_locker is not null
+                            then
+                                l.relation = 'live_job'::regclass
+                                and l.mode in (
+                                    'ShareLock', 'ShareRowExclusiveLock',
+                                    'ExclusiveLock'
+                                )
+                        else
+                            l.mode = 'AccessExclusiveLock'
+                            and l.relation in (
+                                select c.oid
+                                from pg_class as c
+                                join pg_class as i on i.relnamespace = c.relnamespace
+                                where i.oid = 'instance'::regclass
+                            )
+                    end
+            when 'transactionid' then l.granted and l.transactionid = p_locker
         end
-    order by l.granted desc
+    order by l.locktype desc, l.granted desc
     limit 1;
     if not found and _is_in_progress(p_locker) then
         p_answer.reason := 'row_locked';
@@ -805,6 +812,20 @@ begin
             'is to be kept for ' || v_keep;
     end if;
 
+    -- Logical replication and a dump of the rows alone leave the sequence behind.
+    if to_regclass(
+        format('%I.operator_act_operator_act_id_seq', current_schema())
+    ) is not null then
+        return query
+        select
+            'object_changed', 'sequence operator_act_operator_act_id_seq',
+            null::timestamptz, 'its next number is taken: every operator act fails'
+        from operator_act_operator_act_id_seq as s
+        where
+            (select max(o.operator_act_id) from operator_act as o)
+            > case when s.is_called then s.last_value else 0 end;
+    end if;
+
     -- Where the migration tool keeps its books, if that is what was used. Looked for in
     -- the Instance's schema alone: the caller's own temporary relations come after it.
     if to_regclass(format('%I.yoyo_lock', current_schema())) is not null then
@@ -839,10 +860,10 @@ begin
     return query
     select
         case
-            when kind = 'index' then 'index_unusable'
             when kind = 'grant' and o.name is null then 'grant_missing'
             when kind = 'grant' then 'grant_stray'
             when i.name is null then 'object_stray'
+            when kind = 'index' then 'index_unusable'
             when kind = 'constraint' then 'constraint_missing'
             else 'object_changed'
         end,
@@ -862,6 +883,36 @@ begin
             kind <> 'grant'
             or o.name is not null
             or substring(name from ' to (.*)$') in (select r.rolname from pg_roles as r)
+        )
+        -- The columns of a table that is none of the Instance's are told with it.
+        and (
+            kind <> 'column'
+            or split_part(name, '.', 1) in (
+                select t.name
+                from installed_object as t
+                where t.kind = 'table'
+            )
+        )
+        -- An index that is being built, concurrently, or built anew beside the old one.
+        and (
+            kind <> 'index'
+            or i.name is not null
+            or o.digest <> 'broken'
+            or not exists (
+                select
+                from pg_locks as l
+                join pg_stat_activity as s on s.pid = l.pid
+                join pg_index as x on x.indrelid = l.relation
+                join pg_class as c on c.oid = x.indexrelid
+                join pg_class as h on h.relnamespace = c.relnamespace
+                where
+                    h.oid = 'instance'::regclass
+                    and c.relname = name
+                    and l.mode = 'ShareUpdateExclusiveLock'
+                    and s.datname = current_database()
+                    -- Autovacuum is nobody's.
+                    and s.usesysid is not null
+            )
         );
 end;
 $$;
@@ -877,7 +928,11 @@ begin
     with seen as (
         select
             q.*, clock_timestamp() - q.oldest_ready_age as ready_since,
-            q.last_claimed_at > clock_timestamp() - interval '1 minute' as is_moving
+            q.last_claimed_at > clock_timestamp() + interval '1 second' as is_ahead,
+            -- One that lies ahead tells nothing of what was claimed since.
+            q.last_claimed_at between
+            clock_timestamp() - interval '1 minute'
+            and clock_timestamp() + interval '1 minute' as is_moving
         from inspect_queues() as q
     )
     select
@@ -892,6 +947,11 @@ begin
         q.is_declared
         and q.oldest_ready_age
         > case when q.is_moving then interval '10 minutes' else interval '1 minute' end
+    union all
+    select
+        'clock_went_back', q.queue, q.last_claimed_at, 'behind a claim of this queue'
+    from seen as q
+    where q.is_ahead
     union all
     select
         'queue_undeclared', q.queue, null,
@@ -997,14 +1057,16 @@ as $$
     with session as (
         select
             'session ' || s.pid as name, s.pid::text as place, s.xact_start as since,
-            s.backend_xmin as xmin, s.backend_xid as xid, s.usename::text as who
+            s.backend_xmin as xmin, s.backend_xid as xid, s.usename::text as who,
+            r.pid is not null as is_a_standbys
         from pg_stat_activity as s
+        left join pg_stat_replication as r on r.pid = s.pid
         where
             s.pid <> pg_backend_pid()
             and (
                 (s.datname = current_database() and s.usesysid is not null)
-                -- For its standby. Whoever is only connecting has a snapshot as well.
-                or s.pid in (select r.pid from pg_stat_replication as r)
+                -- Whoever is only connecting is in no database, with a snapshot, too.
+                or r.pid is not null
             )
         union all
         select
@@ -1014,13 +1076,13 @@ as $$
                 from pg_locks as l
                 where l.pid is null and l.transactionid = x.transaction
             ),
-            x.prepared, x.transaction, x.transaction, x.owner::text
+            x.prepared, x.transaction, x.transaction, x.owner::text, false
         from pg_prepared_xacts as x
         where x.database = current_database()
         union all
         select
             'replication slot ' || r.slot_name, null, null, r.xmin, null,
-            case when r.active then 'active' else 'not active' end
+            case when r.active then 'active' else 'not active' end, true
         from pg_replication_slots as r
         where r.xmin is not null
     ),
@@ -1033,9 +1095,12 @@ as $$
                 c.relname,
                 case when l.granted then ' is locked' else ' is about to be locked' end
             )) filter (
-                where l.mode in (
-                    'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                    'AccessExclusiveLock'
+                where
+                l.mode = 'AccessExclusiveLock'
+                or (
+                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
+                    -- The verbs read it, and no more.
+                    and c.oid <> 'instance'::regclass
                 )
             ) as locked
         from pg_locks as l
@@ -1048,8 +1113,21 @@ as $$
             and (
                 l.mode = 'AccessExclusiveLock'
                 or (
-                    l.granted
-                    and l.mode not in ('AccessShareLock', 'SIReadLock')
+                    case
+                        -- Writing waits for these, likewise.
+                        when
+                            l.mode in (
+                                'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock'
+                            )
+                            then l.granted or c.oid <> 'instance'::regclass
+                        -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
+                        else
+                            l.granted
+                            and l.mode not in (
+                                'AccessShareLock', 'SIReadLock',
+                                'ShareUpdateExclusiveLock'
+                            )
+                    end
                     and c.oid in (
                         'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
                         'attempt'::regclass
@@ -1090,7 +1168,11 @@ as $$
     from seen as s
     where
         s.xmin is not null
-        and coalesce(s.age > interval '5 minutes', age(s.xmin) > 5000)
+        -- Standbys tell of theirs every ten seconds, many transactions late.
+        and coalesce(
+            s.age > interval '5 minutes',
+            age(s.xmin) > case when s.is_a_standbys then 100000 else 5000 end
+        )
 $$;
 comment on function _faults_of_sessions() is
 'Locked tables, open transactions and old snapshots, for inspect_health.';
@@ -1191,7 +1273,8 @@ as $$
     select
         'function', p.oid::regprocedure::text,
         md5(concat_ws(
-            '|', p.prosrc, p.prosecdef, p.provolatile, p.prorettype::regtype,
+            '|', p.prosrc, p.prosecdef, p.provolatile, p.proisstrict, p.proparallel,
+            p.prorettype::regtype,
             p.proowner = h.nspowner,
             array(select c.setting from unnest(p.proconfig) as c (setting) order by 1)
         ))
@@ -1200,14 +1283,28 @@ as $$
     union all
     select
         case r.relkind when 'v' then 'view' when 'S' then 'sequence' else 'table' end,
-        r.relname::text, r.relpersistence::text
+        r.relname::text,
+        -- Row security that is forced hides every row from the functions.
+        concat(r.relpersistence, r.relrowsecurity and r.relforcerowsecurity)
     from relation as r
     where r.relkind in ('r', 'v', 'S', 'm', 'p', 'f')
+    union all
+    select
+        'column', r.relname || '.' || t.attname,
+        concat(format_type(t.atttypid, t.atttypmod), t.attnotnull, t.attidentity)
+    from pg_attribute as t
+    join relation as r on r.oid = t.attrelid
+    where r.relkind = 'r' and t.attnum > 0 and not t.attisdropped
     union all
     select 'trigger', r.relname || '.' || t.tgname, concat(t.tgenabled, t.tgtype)
     from pg_trigger as t
     join relation as r on r.oid = t.tgrelid
     where not t.tgisinternal
+    union all
+    select 'rule', r.relname || '.' || w.rulename, w.ev_enabled::text
+    from pg_rewrite as w
+    join relation as r on r.oid = w.ev_class
+    where w.rulename <> '_RETURN'
     union all
     select
         'index', r.relname::text,
@@ -1258,8 +1355,9 @@ as $$
     where a.grantee <> h.nspowner
 $$;
 comment on function _objects() is
-'What the schema holds, as installed_object keeps it: functions, tables, views, '
-'triggers, indexes, constraints, and every grant to another role than the owner.';
+'What the schema holds, as installed_object keeps it: functions, tables, columns, '
+'views, triggers, rules, indexes, constraints, and every grant to another role than '
+'the owner.';
 create or replace function _requeue(
     p_job_ids uuid[], p_extra_attempts integer, out jobs integer,
     out available_at timestamptz

@@ -1,5 +1,6 @@
 -- A row that a transaction in progress has locked, changed or deleted names it in xmax.
--- Behind whoever waits to lock a table everybody waits, as behind whoever locked it.
+-- Behind whoever waits to lock a table everybody waits, as behind whoever locked it:
+-- reading waits for ACCESS EXCLUSIVE alone, claims for what CREATE INDEX takes, too.
 create or replace function _explained_lock(p_answer explained_job, p_locker xid)
 returns explained_job
 language plpgsql
@@ -7,7 +8,7 @@ stable
 as $$
 begin
     select
-        case when p_locker is null then 'table_locked' else 'row_locked' end,
+        case l.locktype when 'relation' then 'table_locked' else 'row_locked' end,
         l.pid, coalesce(s.usename, x.owner)::text, coalesce(s.xact_start, x.prepared)
     into p_answer.reason, p_answer.pid, p_answer.who, p_answer.since
     from pg_locks as l
@@ -24,28 +25,34 @@ begin
         )
     where
         l.pid is distinct from pg_backend_pid()
-        and case
-            when p_locker is null
+        and case l.locktype
+            when 'relation'
                 then
-                    l.locktype = 'relation'
-                    and l.mode = 'AccessExclusiveLock'
-                    and l.database = (
+                    l.database = (
                         select d.oid
                         from pg_database as d
                         where d.datname = current_database()
                     )
-                    and l.relation in (
-                        select c.oid
-                        from pg_class as c
-                        join pg_class as i on i.relnamespace = c.relnamespace
-                        where i.oid = 'instance'::regclass
-                    )
-            else
-                l.locktype = 'transactionid'
-                and l.granted
-                and l.transactionid = p_locker
+                    and case
+                        when p_locker is not null
+                            then
+                                l.relation = 'live_job'::regclass
+                                and l.mode in (
+                                    'ShareLock', 'ShareRowExclusiveLock',
+                                    'ExclusiveLock'
+                                )
+                        else
+                            l.mode = 'AccessExclusiveLock'
+                            and l.relation in (
+                                select c.oid
+                                from pg_class as c
+                                join pg_class as i on i.relnamespace = c.relnamespace
+                                where i.oid = 'instance'::regclass
+                            )
+                    end
+            when 'transactionid' then l.granted and l.transactionid = p_locker
         end
-    order by l.granted desc
+    order by l.locktype desc, l.granted desc
     limit 1;
     if not found and _is_in_progress(p_locker) then
         p_answer.reason := 'row_locked';

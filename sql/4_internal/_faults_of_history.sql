@@ -44,6 +44,20 @@ begin
             'is to be kept for ' || v_keep;
     end if;
 
+    -- Logical replication and a dump of the rows alone leave the sequence behind.
+    if to_regclass(
+        format('%I.operator_act_operator_act_id_seq', current_schema())
+    ) is not null then
+        return query
+        select
+            'object_changed', 'sequence operator_act_operator_act_id_seq',
+            null::timestamptz, 'its next number is taken: every operator act fails'
+        from operator_act_operator_act_id_seq as s
+        where
+            (select max(o.operator_act_id) from operator_act as o)
+            > case when s.is_called then s.last_value else 0 end;
+    end if;
+
     -- Where the migration tool keeps its books, if that is what was used. Looked for in
     -- the Instance's schema alone: the caller's own temporary relations come after it.
     if to_regclass(format('%I.yoyo_lock', current_schema())) is not null then

@@ -7,10 +7,10 @@ begin
     return query
     select
         case
-            when kind = 'index' then 'index_unusable'
             when kind = 'grant' and o.name is null then 'grant_missing'
             when kind = 'grant' then 'grant_stray'
             when i.name is null then 'object_stray'
+            when kind = 'index' then 'index_unusable'
             when kind = 'constraint' then 'constraint_missing'
             else 'object_changed'
         end,
@@ -30,6 +30,36 @@ begin
             kind <> 'grant'
             or o.name is not null
             or substring(name from ' to (.*)$') in (select r.rolname from pg_roles as r)
+        )
+        -- The columns of a table that is none of the Instance's are told with it.
+        and (
+            kind <> 'column'
+            or split_part(name, '.', 1) in (
+                select t.name
+                from installed_object as t
+                where t.kind = 'table'
+            )
+        )
+        -- An index that is being built, concurrently, or built anew beside the old one.
+        and (
+            kind <> 'index'
+            or i.name is not null
+            or o.digest <> 'broken'
+            or not exists (
+                select
+                from pg_locks as l
+                join pg_stat_activity as s on s.pid = l.pid
+                join pg_index as x on x.indrelid = l.relation
+                join pg_class as c on c.oid = x.indexrelid
+                join pg_class as h on h.relnamespace = c.relnamespace
+                where
+                    h.oid = 'instance'::regclass
+                    and c.relname = name
+                    and l.mode = 'ShareUpdateExclusiveLock'
+                    and s.datname = current_database()
+                    -- Autovacuum is nobody's.
+                    and s.usesysid is not null
+            )
         );
 end;
 $$;

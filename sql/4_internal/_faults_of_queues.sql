@@ -8,7 +8,11 @@ begin
     with seen as (
         select
             q.*, clock_timestamp() - q.oldest_ready_age as ready_since,
-            q.last_claimed_at > clock_timestamp() - interval '1 minute' as is_moving
+            q.last_claimed_at > clock_timestamp() + interval '1 second' as is_ahead,
+            -- One that lies ahead tells nothing of what was claimed since.
+            q.last_claimed_at between
+            clock_timestamp() - interval '1 minute'
+            and clock_timestamp() + interval '1 minute' as is_moving
         from inspect_queues() as q
     )
     select
@@ -23,6 +27,11 @@ begin
         q.is_declared
         and q.oldest_ready_age
         > case when q.is_moving then interval '10 minutes' else interval '1 minute' end
+    union all
+    select
+        'clock_went_back', q.queue, q.last_claimed_at, 'behind a claim of this queue'
+    from seen as q
+    where q.is_ahead
     union all
     select
         'queue_undeclared', q.queue, null,

@@ -8,14 +8,16 @@ as $$
     with session as (
         select
             'session ' || s.pid as name, s.pid::text as place, s.xact_start as since,
-            s.backend_xmin as xmin, s.backend_xid as xid, s.usename::text as who
+            s.backend_xmin as xmin, s.backend_xid as xid, s.usename::text as who,
+            r.pid is not null as is_a_standbys
         from pg_stat_activity as s
+        left join pg_stat_replication as r on r.pid = s.pid
         where
             s.pid <> pg_backend_pid()
             and (
                 (s.datname = current_database() and s.usesysid is not null)
-                -- For its standby. Whoever is only connecting has a snapshot as well.
-                or s.pid in (select r.pid from pg_stat_replication as r)
+                -- Whoever is only connecting is in no database, with a snapshot, too.
+                or r.pid is not null
             )
         union all
         select
@@ -25,13 +27,13 @@ as $$
                 from pg_locks as l
                 where l.pid is null and l.transactionid = x.transaction
             ),
-            x.prepared, x.transaction, x.transaction, x.owner::text
+            x.prepared, x.transaction, x.transaction, x.owner::text, false
         from pg_prepared_xacts as x
         where x.database = current_database()
         union all
         select
             'replication slot ' || r.slot_name, null, null, r.xmin, null,
-            case when r.active then 'active' else 'not active' end
+            case when r.active then 'active' else 'not active' end, true
         from pg_replication_slots as r
         where r.xmin is not null
     ),
@@ -44,9 +46,12 @@ as $$
                 c.relname,
                 case when l.granted then ' is locked' else ' is about to be locked' end
             )) filter (
-                where l.mode in (
-                    'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                    'AccessExclusiveLock'
+                where
+                l.mode = 'AccessExclusiveLock'
+                or (
+                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
+                    -- The verbs read it, and no more.
+                    and c.oid <> 'instance'::regclass
                 )
             ) as locked
         from pg_locks as l
@@ -59,8 +64,21 @@ as $$
             and (
                 l.mode = 'AccessExclusiveLock'
                 or (
-                    l.granted
-                    and l.mode not in ('AccessShareLock', 'SIReadLock')
+                    case
+                        -- Writing waits for these, likewise.
+                        when
+                            l.mode in (
+                                'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock'
+                            )
+                            then l.granted or c.oid <> 'instance'::regclass
+                        -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
+                        else
+                            l.granted
+                            and l.mode not in (
+                                'AccessShareLock', 'SIReadLock',
+                                'ShareUpdateExclusiveLock'
+                            )
+                    end
                     and c.oid in (
                         'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
                         'attempt'::regclass
@@ -101,7 +119,11 @@ as $$
     from seen as s
     where
         s.xmin is not null
-        and coalesce(s.age > interval '5 minutes', age(s.xmin) > 5000)
+        -- Standbys tell of theirs every ten seconds, many transactions late.
+        and coalesce(
+            s.age > interval '5 minutes',
+            age(s.xmin) > case when s.is_a_standbys then 100000 else 5000 end
+        )
 $$;
 comment on function _faults_of_sessions() is
 'Locked tables, open transactions and old snapshots, for inspect_health.';

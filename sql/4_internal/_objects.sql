@@ -21,7 +21,8 @@ as $$
     select
         'function', p.oid::regprocedure::text,
         md5(concat_ws(
-            '|', p.prosrc, p.prosecdef, p.provolatile, p.prorettype::regtype,
+            '|', p.prosrc, p.prosecdef, p.provolatile, p.proisstrict, p.proparallel,
+            p.prorettype::regtype,
             p.proowner = h.nspowner,
             array(select c.setting from unnest(p.proconfig) as c (setting) order by 1)
         ))
@@ -30,14 +31,28 @@ as $$
     union all
     select
         case r.relkind when 'v' then 'view' when 'S' then 'sequence' else 'table' end,
-        r.relname::text, r.relpersistence::text
+        r.relname::text,
+        -- Row security that is forced hides every row from the functions.
+        concat(r.relpersistence, r.relrowsecurity and r.relforcerowsecurity)
     from relation as r
     where r.relkind in ('r', 'v', 'S', 'm', 'p', 'f')
+    union all
+    select
+        'column', r.relname || '.' || t.attname,
+        concat(format_type(t.atttypid, t.atttypmod), t.attnotnull, t.attidentity)
+    from pg_attribute as t
+    join relation as r on r.oid = t.attrelid
+    where r.relkind = 'r' and t.attnum > 0 and not t.attisdropped
     union all
     select 'trigger', r.relname || '.' || t.tgname, concat(t.tgenabled, t.tgtype)
     from pg_trigger as t
     join relation as r on r.oid = t.tgrelid
     where not t.tgisinternal
+    union all
+    select 'rule', r.relname || '.' || w.rulename, w.ev_enabled::text
+    from pg_rewrite as w
+    join relation as r on r.oid = w.ev_class
+    where w.rulename <> '_RETURN'
     union all
     select
         'index', r.relname::text,
@@ -88,5 +103,6 @@ as $$
     where a.grantee <> h.nspowner
 $$;
 comment on function _objects() is
-'What the schema holds, as installed_object keeps it: functions, tables, views, '
-'triggers, indexes, constraints, and every grant to another role than the owner.';
+'What the schema holds, as installed_object keeps it: functions, tables, columns, '
+'views, triggers, rules, indexes, constraints, and every grant to another role than '
+'the owner.';

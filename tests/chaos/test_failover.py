@@ -413,6 +413,8 @@ def test_an_old_snapshot_on_a_standby_is_found_on_the_primary(pair, burn):
             reader.execute(f"select from {SCHEMA}.job")
             until(sender)
             burn(primary, 6000)
+            assert sender() not in held()
+            burn(primary, 100000)
             assert held()[sender()].startswith("by postgres, ")
             with pair.standby.connect() as other:
                 turn(other, "alter system set primary_slot_name = 'standby'")

@@ -180,6 +180,19 @@ def test_a_configure_that_waits_is_not_in_the_way_of_the_one_it_waits_for(
     assert owner.value("select lease_seconds from instance") == 50
 
 
+@pytest.mark.slow
+def test_configure_gives_up_by_itself_where_somebody_keeps_the_table(
+    fewer, producer, connect
+):
+    admin = connect()
+    admin.execute("set lock_timeout = 0; set statement_timeout = '7s'")
+    with producer.transaction():
+        producer.execute("select enqueue('email', 'send', '{}', 'k')")
+
+        with admin.refusing("55P03"):
+            admin.execute(CONFIGURE, (fewer,))
+
+
 def test_a_producer_no_longer_declared_is_refused_from_the_commit_on(
     fewer, producer, connect, owner
 ):

@@ -252,6 +252,104 @@ def test_what_check_prints_mends(statement, broken, mend):
     assert claims(conninfo)
 
 
+RENAMES = [
+    "alter table live_job rename to live_jobs",
+    "alter table instance rename to instances",
+    (
+        "alter table live_job rename column attempt to tries;"
+        " alter table live_job rename column max_attempts to most"
+    ),
+    "alter index {index} rename to other_idx",
+    "alter table job rename constraint job_producer_idempotency_key_key to job_key",
+    "alter domain instant rename to moment",
+    "alter type enqueued_job rename to enqueued",
+    "alter sequence operator_act_operator_act_id_seq rename to act_seq",
+    "alter schema jobs_email owner to postgres",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", RENAMES)
+def test_what_is_there_under_another_name_is_named_again_and_nothing_is_dropped(
+    statement, broken, mend
+):
+    configuration, conninfo = broken(statement)
+
+    first = {finding.remedy for finding in check(configuration, conninfo)}
+    said = mend(configuration, conninfo)
+
+    assert all("drop" not in remedy for remedy in first)
+    assert any(remedy.startswith("alter ") for remedy in first)
+    assert len(said) <= 2
+    assert claims(conninfo)
+
+
+@pytest.mark.slow
+def test_a_repair_makes_no_empty_table_beside_one_that_was_renamed(broken):
+    configuration, conninfo = broken("alter table live_job rename to live_jobs")
+
+    with pytest.raises(OperatorError, match='"live_jobs" rename to "live_job"'):
+        upgrade(configuration, conninfo, repair_too=True)
+
+
+@pytest.mark.slow
+def test_what_goes_with_a_table_is_not_told_beside_it(broken):
+    configuration, conninfo = broken(
+        "drop table operator_act; create table stray"
+        " (n integer primary key, m integer not null check (m > 0));"
+        " create index on stray (m)"
+    )
+
+    assert sorted(finding.what for finding in check(configuration, conninfo)) == [
+        "sequence operator_act_operator_act_id_seq is missing",
+        "table operator_act is missing",
+        "table stray is not part of this release",
+    ]
+
+
+UNDONE = {
+    "delete from installed_object": "what inspect_health compares with",
+    "update installed_object set digest = 'x' where kind = 'index'": (
+        "what inspect_health compares with"
+    ),
+    "select purge(clock_timestamp()), purge(clock_timestamp());"
+    " alter sequence operator_act_operator_act_id_seq restart": (
+        "the next number of operator_act is taken"
+    ),
+    "truncate operator_act; alter sequence operator_act_operator_act_id_seq restart;"
+    " select purge(clock_timestamp());"
+    " alter sequence operator_act_operator_act_id_seq restart": (
+        "the next number of operator_act is taken"
+    ),
+    "do $$ begin execute format('alter database %I set"
+    " default_transaction_read_only = on', current_database()); end $$": (
+        "transactions are read only by default: database "
+    ),
+    'do $$ begin execute format(\'alter role "email-worker" in database %I set'
+    " default_transaction_read_only = on', current_database()); end $$": (
+        "transactions are read only by default: role email-worker in database "
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", UNDONE)
+def test_what_no_object_shows_is_found_and_mended(statement, broken, mend):
+    configuration, conninfo = broken(statement)
+
+    said = [finding.what for finding in mend(configuration, conninfo)]
+
+    assert len(said) == 1
+    assert said[0].startswith(UNDONE[statement])
+    assert claims(conninfo)
+    with psycopg.connect(
+        conninfo, autocommit=True, options="-c search_path=jobs_email"
+    ) as connection:
+        connection.execute("select purge(clock_timestamp())")
+        findings = connection.execute("select finding from inspect_health()")
+        assert findings.fetchall() == []
+
+
 def claims(conninfo):
     """Claim the one job there is, as a worker would."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -283,6 +381,20 @@ def test_check_finds_a_caller_that_may_do_more_than_callers_may(
         owner.execute(f'revoke "{prefix}_{kind}" from operations')
 
     assert f"caller operations is a member of {prefix}_{kind}" in findings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["pg_read_all_data", "pg_write_all_data"])
+def test_check_finds_a_caller_to_whom_grants_on_tables_are_nothing(
+    group, found, owner, new_role
+):
+    between = new_role()
+    owner.execute(f'grant "{group}" to "{between}"; grant "{between}" to operations')
+    findings = found()
+    owner.execute(f'revoke "{between}" from operations')
+
+    assert findings == [f"caller operations is a member of {group}, through {between}"]
+    assert found() == []
 
 
 def test_options_set_away_and_back_are_no_difference(found, owner):

@@ -384,6 +384,28 @@ def test_it_answers_while_a_whole_table_is_locked(enqueue, owner, facts, table):
     assert answer == {"reason": "table_locked", "pid": owner.pid, "who": "postgres"}
 
 
+@pytest.mark.parametrize("mode", ["share", "share row exclusive", "exclusive"])
+def test_a_table_that_is_locked_against_writing_alone_is_named_too(
+    mode, enqueue, owner, facts
+):
+    job_id = enqueue()
+    with owner.transaction():
+        owner.execute(f"lock table live_job in {mode} mode")
+        answer = facts(job_id)
+    with owner.transaction():
+        owner.execute(f"lock table job, attempt, instance in {mode} mode")
+        other = facts(job_id)
+
+    assert answer == {
+        "reason": "table_locked",
+        "pid": owner.pid,
+        "who": "postgres",
+        "attempt": 0,
+        "max_attempts": 3,
+    }
+    assert other["reason"] == "no_worker_connected"
+
+
 def test_a_queue_that_was_left_out_of_the_document_is_said_to_be(
     enqueue, owner, worker, explain
 ):

@@ -161,6 +161,42 @@ OBJECTS = {
         "operations",
     ),
     "truncate instance": ("critical", "not_configured", "instance"),
+    "alter table live_job enable row level security, force row level security": (
+        "critical",
+        "object_changed",
+        "table live_job",
+    ),
+    "create rule lost as on insert to attempt do instead nothing": (
+        "warning",
+        "object_stray",
+        "rule attempt.lost",
+    ),
+    "alter table attempt drop column retry_at": (
+        "critical",
+        "object_changed",
+        "column attempt.retry_at",
+    ),
+    "alter table live_job add column note text": (
+        "warning",
+        "object_stray",
+        "column live_job.note",
+    ),
+    "alter function enqueue(text, text, jsonb, text, timestamptz, integer) strict": (
+        "critical",
+        "object_changed",
+        "function enqueue(text,text,jsonb,text,timestamp with time zone,integer)",
+    ),
+    "create index note_idx on job using gin (payload)": (
+        "warning",
+        "object_stray",
+        "index note_idx",
+    ),
+    "select purge(clock_timestamp());"
+    " alter sequence operator_act_operator_act_id_seq restart": (
+        "critical",
+        "object_changed",
+        "sequence operator_act_operator_act_id_seq",
+    ),
     "insert into yoyo_lock values (1, clock_timestamp(), 4711)": (
         "critical",
         "migration_unfinished",
@@ -403,6 +439,61 @@ def test_only_the_tables_of_jobs_are_looked_after(owner, health):
         assert health() == []
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "reindex index concurrently live_job_claimable_idx",
+        "create index concurrently note_idx on live_job (attempt)",
+    ],
+)
+def test_an_index_that_is_being_built_concurrently_is_no_fault(
+    enqueue, connect, background, blocked, owner, observer, health, statement
+):
+    job_id = enqueue()
+    holder, builder = connect(), connect()
+    holder.execute("begin isolation level repeatable read")
+    holder.execute("select from live_job")
+    building = background(builder.execute, statement)
+    blocked(builder, holder)
+    broken = owner.value("select count(*) from pg_index where not indisvalid")
+
+    found, reason = (
+        health(),
+        observer.value("select reason from explain_job(%s)", job_id),
+    )
+    holder.execute("rollback")
+    building.result()
+
+    assert broken == 1
+    assert (found, reason) == ([], "no_worker_connected")
+
+
+def test_an_index_that_was_never_finished_is_a_stray(owner, health):
+    owner.execute(
+        "create index note_idx on job (kind); update pg_index set indisvalid = false"
+        " where indexrelid = 'note_idx'::regclass"
+    )
+
+    assert health() == [("warning", "object_stray", "index note_idx")]
+
+
+def test_a_claim_ahead_of_the_clock_hides_no_silence(enqueue, claim, owner, health):
+    claim_of = enqueue()
+    claim()
+    enqueue()
+    owner.execute(DUE.format("5 min") + " where lease_owner is null")
+    owner.execute(
+        "update live_job set leased_at = clock_timestamp() + interval '1 d',"
+        " lease_expires_at = clock_timestamp() + interval '2 d' where job_id = %s",
+        (claim_of,),
+    )
+
+    assert health() == [
+        ("critical", "clock_went_back", "email"),
+        ("critical", "queue_silent", "email"),
+    ]
+
+
 def test_what_refers_to_a_job_is_a_stray_once(owner):
     with owner.transaction(force_rollback=True):
         owner.execute("create table note (job_id uuid references job)")
@@ -452,7 +543,10 @@ def test_a_prepared_transaction_that_locks_a_table_is_found_by_its_name(
     ("statement", "is_found"),
     [
         ("lock table live_job", True),
-        ("lock table live_job in share mode", False),
+        ("lock table live_job in share mode", True),
+        ("create index on live_job (attempt)", True),
+        ("lock table instance in share mode", False),
+        ("lock table live_job in share update exclusive mode", False),
         ("select from live_job for update", False),
     ],
 )
@@ -460,7 +554,10 @@ def test_whoever_waits_is_found_if_all_wait_behind(
     enqueue, hold, connect, observer, background, blocked, seeing, statement, is_found
 ):
     holder, waiter = hold(enqueue()), connect()
-    holder.execute("lock table live_job in row exclusive mode")
+    holder.execute(
+        "lock table live_job in row exclusive mode; lock table instance in row exclusive"
+        " mode; lock table live_job in share update exclusive mode"
+    )
     waiting = background(waiter.execute, f"begin; {statement}")
     blocked(waiter, holder)
 

@@ -15,7 +15,12 @@ from lenso_jobs.operator._changes import (
     policy,
     stored_callers,
 )
-from lenso_jobs.operator._differences import REPAIR, differences
+from lenso_jobs.operator._differences import (
+    REPAIR,
+    UNSEALED,
+    differences,
+    is_sealed,
+)
 from lenso_jobs.operator._migrations import (
     YOYO_TABLES,
     installed_version,
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 _SETUP = "lenso-jobs setup"
 _UPGRADE = "lenso-jobs upgrade"
 _CONFIGURE = "lenso-jobs configure"
+# Their members read, write or lock every table, whatever was granted there.
+_BEYOND_GRANTS = ("pg_read_all_data", "pg_write_all_data", "pg_maintain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,13 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
             )
         try:
             with connection.transaction(force_rollback=True):
+                connection.execute("set transaction read write")
                 connection.execute("set local lock_timeout = '5s'")
                 return _findings(connection, configuration)
+        except psycopg.errors.FeatureNotSupported as error:
+            raise OperatorError(
+                f"cannot tell: {error.diag.message_primary}; ask the primary"
+            ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise OperatorError(
                 f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
@@ -90,6 +102,17 @@ def _of_roles(
     """List what is wrong with the roles alone: what is in the schema may be anybody's."""
     groups = [*_groups(connection, configuration)]
     if not groups:
+        if _owns_tables(connection, configuration):
+            return [
+                Finding(
+                    f"schema {configuration.schema_} belongs to {owner}",
+                    _sql(
+                        "alter schema {} owner to {}",
+                        configuration.schema_,
+                        configuration.owner,
+                    ),
+                )
+            ]
         raise OperatorError(
             f"schema {configuration.schema_} belongs to {owner}, not to "
             f"{configuration.owner}; set the role_prefix that it was set up with, or "
@@ -100,6 +123,20 @@ def _of_roles(
         *_members(connection, configuration),
         *_powers(connection, configuration),
     ]
+
+
+def _owns_tables(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> bool:
+    # Nobody makes a table somebody else's who is not of them.
+    row = connection.execute(
+        "select count(*) from pg_class as c join pg_namespace as n"
+        " on n.oid = c.relnamespace where n.nspname = %s"
+        " and c.relname in ('instance', 'job', 'live_job')"
+        " and pg_get_userbyid(c.relowner) = %s",
+        (configuration.schema_, configuration.owner),
+    ).fetchone()
+    return row is not None and row[0] > 0
 
 
 def _findings(
@@ -113,14 +150,17 @@ def _findings(
         found += _bookkeeping(connection, configuration)
     if not versions and not groups:
         # What a repair leaves comes first: it may be in the way of one.
+        different = differences(connection, schema)
         found += sorted(
             (
                 Finding(what, remedy)
-                for difference in differences(connection, schema)
+                for difference in different
                 for what, remedy in difference.findings()
             ),
             key=lambda finding: finding.remedy == REPAIR,
         )
+        if not different and not is_sealed(connection, schema):
+            found.append(Finding(UNSEALED, REPAIR))
     # The tables may be what is missing.
     connection.execute("savepoint policy")
     try:
@@ -132,6 +172,7 @@ def _findings(
         *groups,
         *_members(connection, configuration),
         *_powers(connection, configuration),
+        *_read_only(connection, configuration),
     ]
 
 
@@ -212,6 +253,21 @@ def _policy(
             "what instance repeats of the tables queue and caller is not what they hold",
             # A trigger copies all of it.
             _sql("update {} set queue = queue", (schema, "queue")),
+        )
+
+    # Logical replication, and a dump of the rows alone, leave a sequence behind.
+    behind = connection.execute(
+        "select max(a.operator_act_id), s.name from operator_act as a"
+        " cross join pg_get_serial_sequence('operator_act', 'operator_act_id') as s (name)"
+        " group by s.name"
+        " having max(a.operator_act_id) > coalesce(pg_sequence_last_value(s.name), 0)"
+    ).fetchone()
+    if behind:
+        yield Finding(
+            "the next number of operator_act is taken, and every operator act fails",
+            sql.SQL("select setval({}, {})")
+            .format(sql.Literal(behind[1]), sql.Literal(behind[0]))
+            .as_string(None),
         )
 
     queues = {name for (name,) in connection.execute("select queue from queue")}
@@ -380,8 +436,8 @@ def _powers(
                 f"caller {name} is a superuser", _sql("alter role {} nosuperuser", name)
             )
             continue
-        for kind in ("owner", "operator"):
-            group = f"{configuration.prefix}_{kind}"
+        groups = [f"{configuration.prefix}_{kind}" for kind in ("owner", "operator")]
+        for group in (*groups, *_BEYOND_GRANTS):
             for through, grantor, direct in connection.execute(
                 "select r.rolname::text, b.rolname::text, r.rolname = %s"
                 " from pg_auth_members as m join pg_roles as r on r.oid = m.member"
@@ -395,6 +451,48 @@ def _powers(
                     + ("" if direct else f", through {through}"),
                     _revoke(connection, group, through, grantor),
                 )
+
+
+def _read_only(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> Iterator[Finding]:
+    """Find what makes the callers' transactions read only, so that verbs are refused."""
+    row = connection.execute(
+        "select source from pg_settings where name = 'default_transaction_read_only'"
+        " and reset_val = 'on' and source in ('configuration file', 'command line')"
+    ).fetchone()
+    if row:
+        yield Finding(
+            "transactions are read only by default: the whole server",
+            "set default_transaction_read_only to off in the server's configuration",
+        )
+    for database, role in connection.execute(
+        "select d.datname::text, r.rolname::text from pg_db_role_setting as s"
+        " left join pg_database as d on d.oid = s.setdatabase"
+        " left join pg_roles as r on r.oid = s.setrole"
+        " cross join pg_options_to_table(s.setconfig) as o"
+        " where o.option_name = 'default_transaction_read_only'"
+        " and o.option_value::boolean"
+        " and (s.setdatabase = 0 or d.datname = current_database())"
+        " and (s.setrole = 0 or r.rolname = any (%s)) order by 1, 2",
+        (list(declared(configuration)),),
+    ).fetchall():
+        whose = [f"role {role or 'all'}"] * (role is not None or database is None)
+        whose += [f"database {database}"] * (database is not None)
+        if role is None:
+            reset = (
+                _sql("alter database {} reset", database)
+                if database
+                else "alter role all reset"
+            )
+        elif database is None:
+            reset = _sql("alter role {} reset", role)
+        else:
+            reset = _sql("alter role {} in database {} reset", role, database)
+        yield Finding(
+            f"transactions are read only by default: {' in '.join(whose)}",
+            f"begin read write; {reset} default_transaction_read_only; commit",
+        )
 
 
 def _revoke(

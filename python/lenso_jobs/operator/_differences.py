@@ -75,6 +75,7 @@ where c.relnamespace = o.oid and c.relkind in ('r', 'v', 'S', 'c', 'm', 'p', 'f'
 union all
 select 'column', format('%%I.%%I', c.relname, a.attname), jsonb_build_object(
     'table', c.relname, 'column', a.attname, 'relkind', c.relkind,
+    'position', a.attnum,
     'type', case when c.relkind = 'r' then concat(
         format_type(a.atttypid, a.atttypmod), case
         when a.attcollation <> t.typcollation
@@ -169,6 +170,7 @@ _REPAIRED = {
     "schema": {"grants"},
 }
 REPAIR = "lenso-jobs upgrade --repair"
+UNSEALED = "what inspect_health compares with is not what is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class Difference:
     name: str
     found: Fields | None
     wanted: Fields | None
+    was: str | None = None
+    """Under which other name it seems to be there; there is no ``found`` then."""
 
     @property
     def fields(self) -> list[str]:
@@ -187,12 +191,16 @@ class Difference:
         if self.found is None or self.wanted is None:
             return []
         return [
-            name for name, value in self.wanted.items() if self.found[name] != value
+            name
+            for name, value in self.wanted.items()
+            if self.found[name] != value and name != "position"
         ]
 
     def findings(self) -> Iterator[tuple[str, str]]:
         """Say what differs, each time with the command or the SQL that mends it."""
-        if self.wanted is None:
+        if self.was is not None:
+            yield self._what(f"is missing; it seems to be {self.was} now"), self._name()
+        elif self.wanted is None:
             yield self._what("is not part of this release"), self._drop()
         elif self.found is None:
             by_hand = self._make()
@@ -258,7 +266,12 @@ class Difference:
 
     def rebuilt(self) -> tuple[str, ...]:
         """Write what builds an index anew while everybody goes on."""
-        if self.kind != "index" or self.wanted is None or self.wanted["constraint"]:
+        if (
+            self.kind != "index"
+            or self.wanted is None
+            or self.wanted["constraint"]
+            or self.was is not None
+        ):
             return ()
         build = (
             self.wanted["definition"]
@@ -286,11 +299,25 @@ class Difference:
         fields = self.wanted or self.found or {}
         return f"{_quoted(self.schema)}.{_quoted(fields['of'])}"
 
+    def _name(self) -> str:
+        wanted, was = self.wanted or {}, _quoted(self.was or "")
+        if self.kind == "column":
+            column = _quoted(wanted["column"])
+            return f"{self._table(wanted)} rename column {was} to {column}"
+        if self.kind == "constraint":
+            name = _quoted(wanted["name"])
+            return (
+                f"alter {self._constrained(wanted)} rename constraint {was} to {name}"
+            )
+        return (
+            f"alter {self.kind} {_quoted(self.schema)}.{was} rename to "
+            f"{_quoted(self.name)}"
+        )
+
     def _drop(self) -> str:
         found = self.found or {}
         if self.kind == "column":
-            table = f"{_quoted(self.schema)}.{_quoted(found['table'])}"
-            return f"alter table {table} drop column {_quoted(found['column'])}"
+            return f"{self._table(found)} drop column {_quoted(found['column'])}"
         if self.kind == "constraint":
             return f"alter {self._constrained(found)} drop constraint {_quoted(found['name'])}"
         if self.kind in ("trigger", "rule", "policy"):
@@ -300,11 +327,10 @@ class Difference:
     def _make(self) -> str | None:
         wanted = self.wanted or {}
         if self.kind == "column":
-            table = f"{_quoted(self.schema)}.{_quoted(wanted['table'])}"
             rest = f" default {wanted['default']}" if wanted["default"] else ""
             rest += " not null" if wanted["not null"] else ""
             return (
-                f"alter table {table} add column {_quoted(wanted['column'])} "
+                f"{self._table(wanted)} add column {_quoted(wanted['column'])} "
                 f"{wanted['type']}{rest}"
             )
         if self.kind == "constraint":
@@ -332,8 +358,10 @@ class Difference:
 
     def _column(self) -> str:
         wanted = self.wanted or {}
-        table = f"{_quoted(self.schema)}.{_quoted(wanted['table'])}"
-        return f"alter table {table} alter column {_quoted(wanted['column'])}"
+        return f"{self._table(wanted)} alter column {_quoted(wanted['column'])}"
+
+    def _table(self, fields: Fields) -> str:
+        return f"alter table {_quoted(self.schema)}.{_quoted(fields['table'])}"
 
     def _change_constraint(self, field: str) -> str:
         wanted = self.wanted or {}
@@ -398,22 +426,125 @@ def differences(connection: psycopg.Connection[Any], schema: str) -> list[Differ
 
 def compare(schema: str, found: Described, wanted: Described) -> list[Difference]:
     """List what differs."""
-    # An index of a constraint is the constraint's, a column of a view the view's.
+    renames = _renames(found, wanted)
+    told = {*renames, *renames.values()}
+    # What is on a table comes and goes with it, an index of a constraint with the
+    # constraint, a column of a view with the view's definition.
     implied = {
         key
         for one, other in ((found, wanted), (wanted, found))
         for key, fields in one.items()
-        if key not in other
-        and (
-            (key[0] == "index" and fields["constraint"])
-            or (key[0] == "column" and fields["relkind"] == "v")
+        if (
+            key not in other
+            and (
+                (key[0] == "index" and fields["constraint"])
+                or (key[0] == "column" and fields["relkind"] == "v")
+            )
         )
+        or any(place in one and place not in other for place in _places(key, fields))
+    }
+    # What refers to a renamed column or domain is as it was once it is renamed back.
+    tables = {found[old]["table"] for old in renames.values() if old[0] == "column"}
+    types = {old[1] for old in renames.values() if old[0] == "domain"}
+    told |= {
+        key
+        for key in found.keys() & wanted.keys()
+        for fields in [Difference(schema, *key, found[key], wanted[key]).fields]
+        if not fields
+        or (
+            fields == ["definition"]
+            and any(name in tables for _, name in _places(key, wanted[key]))
+        )
+        or (fields == ["type"] and found[key]["type"] in types)
     }
     return [
-        Difference(schema, *key, found.get(key), wanted.get(key))
-        for key in sorted((found.keys() | wanted.keys()) - implied)
-        if found.get(key) != wanted.get(key)
+        *(
+            Difference(schema, *new, None, wanted[new], _own_name(old, found[old]))
+            for new, old in sorted(renames.items())
+        ),
+        *(
+            Difference(schema, *key, found.get(key), wanted.get(key))
+            for key in sorted((found.keys() | wanted.keys()) - implied - told)
+        ),
     ]
+
+
+def _places(key: tuple[str, str], fields: Fields) -> Iterator[tuple[str, str]]:
+    """Name the tables, views and domains that an object may belong to."""
+    owner = fields.get({"column": "table", "constraint": "on"}.get(key[0], "of"))
+    if owner is not None:
+        yield from ((kind, owner) for kind in ("table", "view", "domain"))
+
+
+def _renames(
+    found: Described, wanted: Described
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Tell which missing object is the stray object that is like it.
+
+    To make what is missing anew, and to drop what is too much, would lose its rows.
+    """
+    missing = {key: _alike(key, wanted) for key in wanted.keys() - found.keys()}
+    strays = {key: _alike(key, found) for key in found.keys() - wanted.keys()}
+    renames: dict[tuple[str, str], tuple[str, str]] = {}
+    for like in missing.values():
+        new, old = (
+            sorted(
+                (key for key, its in keys.items() if its == like),
+                key=lambda key: described[key].get("position", 0),
+            )
+            for keys, described in ((missing, wanted), (strays, found))
+        )
+        # Columns keep their order, whatever they are called.
+        if like and len(new) == len(old) and (len(new) == 1 or like[0] == "column"):
+            renames |= dict(zip(new, old, strict=True))
+    return renames
+
+
+def _alike(key: tuple[str, str], described: Described) -> list[Any] | None:
+    """Tell what an object is apart from its name; None where that is not asked."""
+    kind, name = key
+    fields = described[key]
+    if kind == "table":
+        return [
+            kind,
+            sorted(
+                (each["column"], each["type"])
+                for (other, _), each in described.items()
+                if other == "column" and each["table"] == name
+            ),
+        ]
+    if kind == "index":
+        if fields["constraint"]:
+            return None
+        return [kind, fields["of"], fields["definition"].replace(f" {name} ", " ", 1)]
+    what = {
+        "column": ("relkind", "table", "type", "not null", "default", "identity"),
+        "constraint": ("of", "on", "definition"),
+        "sequence": ("relkind", "persistence"),
+        "domain": ("type", "not null"),
+        "type": ("definition",),
+    }.get(kind)
+    return None if what is None else [kind, *(fields[each] for each in what)]
+
+
+def _own_name(key: tuple[str, str], fields: Fields) -> str:
+    name: str = fields.get({"column": "column"}.get(key[0], "name"), key[1])
+    return name
+
+
+def is_sealed(connection: psycopg.Connection[Any], schema: str) -> bool:
+    """Tell whether what inspect_health compares with is what is there.
+
+    To be asked where nothing differs: the function is the Instance's own.
+    """
+    connection.execute("select set_config('search_path', %s, true)", (schema,))
+    return (
+        connection.execute(
+            "select from installed_object as i full join _objects() as o"
+            " using (kind, name) where i.digest is distinct from o.digest limit 1"
+        ).fetchone()
+        is None
+    )
 
 
 def released(connection: psycopg.Connection[Any], schema: str, owner: str) -> Described:

@@ -9,15 +9,17 @@ from psycopg import sql
 
 from lenso_jobs.operator._differences import (
     REPAIR,
+    UNSEALED,
     Described,
     Difference,
     compare,
     describe,
+    is_sealed,
     load,
     released,
 )
 from lenso_jobs.operator._plan import send
-from lenso_jobs.operator._session import SETTINGS
+from lenso_jobs.operator._session import SETTINGS, OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,12 +36,19 @@ def repair(
 
     What somebody's data or objects would go with, it leaves: the server refuses to drop
     what others depend on.
+
+    Raises:
+        OperatorError: Something seems to have been renamed: an empty one would be made.
     """
     schema = configuration.schema_
     with connection.transaction(force_rollback=True):
         found = describe(connection, schema)
         wanted = released(connection, schema, configuration.owner)
     differences = compare(schema, found, wanted)
+    for difference in differences:
+        if difference.was is not None:
+            ((what, remedy),) = difference.findings()
+            raise OperatorError(f"{what}; run this first: {remedy}")
     mended = tuple(
         what
         for difference in differences
@@ -51,6 +60,14 @@ def repair(
             _meanwhile(connection, configuration, differences, found)
         with connection.transaction():
             _at_once(connection, configuration, differences, wanted)
+    elif not differences:
+        with connection.transaction():
+            connection.execute(
+                "select set_config('role', %s, true)", (configuration.owner,)
+            )
+            if not is_sealed(connection, schema):
+                load(connection, "9")
+                mended = (UNSEALED,)
     return mended
 
 
