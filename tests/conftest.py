@@ -808,6 +808,21 @@ def seeing(owner, prefix):
 
 
 @pytest.fixture
+def locks(owner):
+    """Each advisory lock in the database: its mode, and whether it is that of email."""
+
+    def locks():
+        return owner.rows(
+            "select mode, classid::bigint << 32 | objid::bigint ="
+            " _advisory_key('email') from pg_locks where locktype = 'advisory'"
+            " and granted and database ="
+            " (select oid from pg_database where datname = current_database())"
+        )
+
+    return locks
+
+
+@pytest.fixture
 def by_hand(owner):
     """Leave the tables as they are: nobody vacuums or analyzes them but the test."""
     for table in ("job", "live_job", "attempt"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import selectors
 import time
 from asyncio import CancelledError, ensure_future, shield, sleep, wait
 from contextlib import aclosing, closing
 from dataclasses import dataclass
-from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
@@ -27,6 +27,8 @@ POLLING_SECONDS = 1.0
 """The longest sleep where it cannot listen."""
 _ENDING_SECONDS = 5.0
 """How long a cancelled wait lets its end take: as long as psycopg lets a cancel."""
+# Needs no file of its own: a process may have opened all it may.
+_Selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 
 
 def pauses(longest: float) -> Iterator[float]:
@@ -140,7 +142,11 @@ class Waiter:
 
     def __exit__(self, *_: object) -> None:
         if self._is_waker and not self._connection.closed:
-            self._ask(self._unlock if self._is_held else self._end)
+            words = self._unlock if self._is_held else self._end
+            try:
+                self._ask(words)
+            except psycopg.errors.QueryCanceled:
+                self._ask(words)  # the connection is somebody else's next
 
     def sleep(self, seconds: float) -> None:
         """Return when the queue's name arrives, or after *seconds*."""
@@ -153,11 +159,11 @@ class Waiter:
     def sleep_until(self, alarm: socket, seconds: float) -> None:
         """Sleep, but no longer than until *alarm* can be read."""
         deadline = time.monotonic() + seconds
-        with DefaultSelector() as selector:
-            selector.register(alarm, EVENT_READ)
+        with _Selector() as selector:
+            selector.register(alarm, selectors.EVENT_READ)
             if self._is_waker:
                 self._hold()
-                selector.register(self._connection.fileno(), EVENT_READ)
+                selector.register(self._connection.fileno(), selectors.EVENT_READ)
             # What arrived with an earlier answer is in no socket any more.
             while not (self._is_waker and self._is_told(0)):
                 left = deadline - time.monotonic()
@@ -217,12 +223,18 @@ class AsyncWaiter:
         if self._is_waker and not self._connection.closed:
             words = self._unlock if self._is_held else self._end
             # Cancelled on its way, it would leave the lock or the channel behind.
-            end = ensure_future(self._ask(words))
+            end = ensure_future(self._ask_at_last(words))
             try:
                 await shield(end)
             except CancelledError:
                 await wait([end], timeout=_ENDING_SECONDS)
                 raise
+
+    async def _ask_at_last(self, words: bytes) -> None:
+        try:
+            await self._ask(words)
+        except psycopg.errors.QueryCanceled:
+            await self._ask(words)  # the connection is somebody else's next
 
     async def sleep(self, seconds: float) -> None:
         """Return when the queue's name arrives, or after *seconds*."""

@@ -262,18 +262,3 @@ def soon(owner):
         return owner.value("select clock_timestamp() + interval '300 ms'")
 
     return soon
-
-
-@pytest.fixture
-def locks(owner):
-    """Each advisory lock in the database: its mode, and whether it is that of email."""
-
-    def locks():
-        return owner.rows(
-            "select mode, classid::bigint << 32 | objid::bigint ="
-            " _advisory_key('email') from pg_locks where locktype = 'advisory'"
-            " and granted and database ="
-            " (select oid from pg_database where datname = current_database())"
-        )
-
-    return locks

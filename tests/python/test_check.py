@@ -386,15 +386,19 @@ def test_check_finds_a_caller_that_may_do_more_than_callers_may(
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["pg_read_all_data", "pg_write_all_data"])
 def test_check_finds_a_caller_to_whom_grants_on_tables_are_nothing(
-    group, found, owner, new_role
+    group, found, owner, new_role, configure, prefix
 ):
-    between = new_role()
-    owner.execute(f'grant "{group}" to "{between}"; grant "{between}" to operations')
-    findings = found()
-    owner.execute(f'revoke "{between}" from operations')
+    # Its own: others look at the callers they share with it.
+    caller, between = new_role(members_of=(f"{prefix}_observer",)), new_role()
+    observers = {"observer_instances": ["operations", caller]}
+    configure(**observers)
+    assert found(**observers) == []
 
-    assert findings == [f"caller operations is a member of {group}, through {between}"]
-    assert found() == []
+    owner.execute(f'grant "{group}" to "{between}"; grant "{between}" to "{caller}"')
+
+    assert found(**observers) == [
+        f"caller {caller} is a member of {group}, through {between}"
+    ]
 
 
 def test_options_set_away_and_back_are_no_difference(found, owner):

@@ -1093,6 +1093,7 @@ def test_a_stopped_worker_lets_what_runs_end_and_claims_no_more(
     wait_until(begun.is_set)
     hired.worker.stop()
     wait_until(lambda: not hired.worker._ledger._is_open)
+    wait_until(lambda: not any(t.name.endswith("email claims") for t in threads()))
     second = enqueue()
     assert hired.is_running()
     is_time.set()

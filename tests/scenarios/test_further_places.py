@@ -119,7 +119,9 @@ def test_every_verb_works_where_whatever_may_runs_in_parallel(every_verb, owner)
 
 
 def test_repetitions_use_up_no_number(owner, enqueue):
-    numbers = "select data_type, last_value from pg_sequences order by sequencename"
+    numbers = (
+        "select data_type::text, last_value from pg_sequences order by sequencename"
+    )
     before = owner.rows(numbers)
 
     for _ in range(3):

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import repeat
 from math import inf
 from queue import Empty
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, current_thread, main_thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from lenso_jobs._waiting import POLLING_SECONDS, pauses
 from lenso_jobs.errors import JobsError
 from lenso_jobs.worker._lease import holding_of, renewed
 from lenso_jobs.worker._ledger import MOST_AT_ONCE
-from lenso_jobs.worker._line import Backoff, Line, is_passing
+from lenso_jobs.worker._line import Backoff, Line, is_passing, is_servers_own
 from lenso_jobs.worker._outcome import (
     DONE,
     HANDED_BACK,
@@ -96,6 +96,10 @@ class Crew(Protocol):
 
     ends_within: float
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody is left to run them."""
+
     def alert(self) -> None:
         """There may be jobs to run."""
 
@@ -153,7 +157,11 @@ def _cause(error: psycopg.Error) -> str:
     """Name what is wrong, in words of ours: the text may hold the connection string."""
     text = str(error)
     known = next((cause for cause in _CAUSES if cause in text), None)
-    facts = (type(error).__name__, error.sqlstate, None if error.sqlstate else known)
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    facts = (
+        *(type(error).__name__, error.sqlstate, cause),
+        None if error.sqlstate else known,
+    )
     return ", ".join(filter(None, facts))
 
 
@@ -170,8 +178,8 @@ class Watch:
         for observer in self.observers:
             try:
                 getattr(observer, event)(*facts)
-            except Exception as error:  # noqa: BLE001 - an observer does no harm
-                _log_observer(event, error)
+            except BaseException as error:  # noqa: BLE001 - an observer does no harm
+                _pass_over(event, error)
 
     def around(self, lease: LeaseOfWorker) -> AbstractContextManager[None]:
         """Answer what enters what every observer wants around a handler."""
@@ -184,8 +192,8 @@ class Watch:
                 try:
                     inner = observer.running(lease)
                     inner.__enter__()
-                except Exception as error:  # noqa: BLE001 - as above
-                    _log_observer("running", error)
+                except BaseException as error:  # noqa: BLE001 - as above
+                    _pass_over("running", error)
                 else:
                     stack.push(partial(_leave, inner))
             yield
@@ -199,9 +207,21 @@ def _leave(inner: Any, *error: Any) -> None:  # noqa: ANN401 - as __exit__ takes
             _log_observer("running", raised)
 
 
+def _pass_over(event: str, error: BaseException) -> None:
+    # A signal may have come meanwhile, whose handler raises in the main thread.
+    is_exit = issubclass(type(error), KeyboardInterrupt | SystemExit)
+    if is_exit and current_thread() is main_thread():
+        raise error
+    _log_observer(event, error)
+
+
 def _log_observer(event: str, error: BaseException) -> None:
     # Without its text: that, or the text of what it was raised from, may be a payload's.
-    logger.error("an observer failed at %s: %s", event, _origin(error))
+    try:
+        origin = _origin(error)
+    except Exception:  # noqa: BLE001 - a class of the application's may raise anything
+        origin = "an exception"
+    logger.error("an observer failed at %s: %s", event, origin)
 
 
 class Stop(NamedTuple):
@@ -320,6 +340,8 @@ class Engine:
         for holding in self._ledger.lapse():
             self._tell_lost(holding)
         now = monotonic()
+        if self._crew.is_gone:
+            self._deadline = min(self._deadline, now)
         for line in self._lines:
             line.cut_if_overdue(now)
 
@@ -376,7 +398,7 @@ class Engine:
                 with line.in_use() as jobs:
                     act(jobs)
             except psycopg.Error as error:
-                if not is_passing(error):
+                if not (is_passing(error) or is_servers_own(error)):
                     raise
                 pause = backoff.failed(error)
                 if pause and not ending.wait(pause):
@@ -390,8 +412,29 @@ class Engine:
 
     def _claim_all(self, line: Line) -> None:
         look = partial(self._look, line)
-        while self._ledger.wait_for_room() and self._again(line, self._closing, look):
+        while (
+            self._ledger.wait_for_room()
+            and self._wait_until_kept()
+            and self._again(line, self._closing, look)
+        ):
             pass
+
+    @property
+    def _can_keep(self) -> bool:
+        return self._lines[1].is_open
+
+    def _wait_until_kept(self) -> bool:
+        """Wait until leases can be kept alive; False if the end came.
+
+        The role may have no connection left for that: jobs are not to be begun whose
+        leases would run out.
+        """
+        rest = 0.001
+        while not self._can_keep:
+            if self._closing.wait(rest):
+                return False
+            rest = min(rest * 2, _TICK)
+        return True
 
     def _look(self, line: Line, jobs: WorkersJobs) -> None:
         """Claim what there is, or wait until there is something and claim that."""
@@ -408,7 +451,7 @@ class Engine:
                     POLLING_SECONDS,
                 )
             rests, most = pauses(waiter.longest), MOST_AT_ONCE
-            while wanted := min(self._ledger.wanted(), most):
+            while (wanted := min(self._ledger.wanted(), most)) and self._can_keep:
                 is_woken, most = most == 1, MOST_AT_ONCE
                 taken = self._take(line, jobs, wanted)
                 if self._closing.is_set():
@@ -520,6 +563,7 @@ class Engine:
         jobs: WorkersJobs,
         report: Callable[[WorkersJobs, list[Holding]], list[Outcome]],
         group: list[Holding],
+        pauses_left: tuple[float, ...] = (0.05, 0.2),
     ) -> list[Outcome]:
         """Report together, or one by one: what is wrong with one harms no other."""
         line.expect(ANSWER_SECONDS)
@@ -534,6 +578,9 @@ class Engine:
                     for holding in group
                     for outcome in self._outcomes(line, jobs, report, [holding])
                 ]
+            if is_servers_own(error) and pauses_left:
+                sleep(pauses_left[0])
+                return self._outcomes(line, jobs, report, group, pauses_left[1:])
             # Its text is the server's, and may be anything.
             refusal = f"the server refuses a report ({type(error).__name__})"
             log(logging.ERROR, refusal, group[0].lease)

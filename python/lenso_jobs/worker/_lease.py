@@ -49,6 +49,7 @@ class Holding:
         "ends_at",
         "is_lost",
         "is_own",
+        "is_told",
         "lease",
         "patience",
         "renew_at",
@@ -66,6 +67,8 @@ class Holding:
         self.is_lost = False
         # The handler ends the job in a transaction of its own.
         self.is_own = False
+        # The handler was told to end.
+        self.is_told = False
         self.patience = 0.01
         self.verdict: Verdict | None = None
         self.began_at = self.seconds = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 from contextlib import contextmanager
@@ -32,7 +31,9 @@ Row = TypeVar("Row")
 _AGAIN_AT_ONCE = ("40001", "40P01")
 _FULL = "54000"  # the server's queue of notifications
 _PASSING = (*_AGAIN_AT_ONCE, "55P03", "57014", _FULL)
+_SERVERS_OWN = ("58", "XX")
 _BROKEN = ("08", "53", "57P", "25006")
+_SESSION_ENDS = ("FATAL", "PANIC")
 
 
 def is_again_at_once(error: psycopg.Error) -> bool:
@@ -43,16 +44,30 @@ def is_again_at_once(error: psycopg.Error) -> bool:
 def is_broken(error: psycopg.Error) -> bool:
     """Whether the connection is of no use any more.
 
-    So it is where the server is a standby by now.
+    So it is where the server is a standby by now, and where whoever answered, a pooler
+    perhaps, said that it ends the session, whatever the reason.
     """
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_BROKEN)
+    return (
+        error.sqlstate.startswith(_BROKEN)
+        or error.diag.severity_nonlocalized in _SESSION_ENDS
+    )
 
 
 def is_passing(error: psycopg.Error) -> bool:
     """Whether the same call may succeed later."""
     return error.sqlstate in _PASSING or is_broken(error)
+
+
+def is_servers_own(error: BaseException) -> bool:
+    """Whether something is wrong within the server, and may be put right there.
+
+    Or it is so for good with what one call concerns: a row that cannot be read.
+    """
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(
+        _SERVERS_OWN
+    )
 
 
 class Backoff:
@@ -184,9 +199,12 @@ class Line:
         try:
             yield self.open()
         except psycopg.Error as error:
-            if is_broken(error):
+            if is_broken(error) or self._jobs is None:
                 self.close()
             raise
+        except OSError as error:  # this process may open no more files, perhaps
+            self.close()
+            raise psycopg.OperationalError("the connection cannot be used") from error
         finally:
             self._answer_by = inf
 
@@ -214,9 +232,12 @@ class Line:
         # closed by its own thread only, under the same guard.
         with self._guard, contextlib.suppress(OSError, psycopg.Error):
             if self._connection is not None and not self._connection.closed:
-                copy = socket.socket(fileno=os.dup(self._connection.fileno()))
-                with copy:
-                    copy.shutdown(socket.SHUT_RDWR)
+                # No copy of it: this process may open no more files.
+                line = socket.socket(fileno=self._connection.fileno())
+                try:
+                    line.shutdown(socket.SHUT_RDWR)
+                finally:
+                    line.detach()
 
 
 def connector(
@@ -234,10 +255,16 @@ def connector(
             )
 
     def connect() -> psycopg.Connection[Any]:
-        given = dict(kwargs() if callable(kwargs) else kwargs)
+        try:
+            given = dict(kwargs() if callable(kwargs) else kwargs)
+            where = conninfo() if callable(conninfo) else conninfo
+        except Exception as error:  # who answers passwords may not be there for a while
+            raise psycopg.OperationalError(
+                "the pool tells nowhere to connect"
+            ) from error
         for unfit in ("row_factory", "cursor_factory", "server_cursor_factory"):
             given.pop(unfit, None)
-        parameters = conninfo_to_dict(conninfo() if callable(conninfo) else conninfo)
+        parameters = conninfo_to_dict(where)
         return psycopg.Connection.connect(
             **{
                 "connect_timeout": 10,

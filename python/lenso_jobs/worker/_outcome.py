@@ -110,6 +110,14 @@ def chosen(error: BaseException) -> BaseException:
     return alone if isinstance(alone, _Verdict | PayloadUndecodable) else error
 
 
+def is_chosen(error: BaseException) -> bool:
+    """Whether the handler chose how its job shall fail."""
+    try:
+        return isinstance(chosen(error), Retry | Fail)
+    except Exception:  # noqa: BLE001 - a class of the application's may raise anything
+        return False
+
+
 def code_of(error: BaseException) -> str:
     """The failure code of what a handler raised: of its class, never of its text."""
     error = chosen(error)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lenso_jobs.worker._base import BaseWorker, OnShutdown
 from lenso_jobs.worker._engine import judged, logger
 from lenso_jobs.worker._lease import AsyncHeldLease
-from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict
+from lenso_jobs.worker._outcome import DONE, HANDED_BACK, Verdict, is_chosen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -117,6 +117,9 @@ class AsyncWorker(BaseWorker):
             raise
         try:
             return await asyncio.shield(ended)
+        except GeneratorExit:  # the loop is gone, where one could wait for tasks
+            self._tasks.clear()
+            raise
         except asyncio.CancelledError:
             self.stop(0)
             await asyncio.wait((ended,))
@@ -134,6 +137,11 @@ class AsyncWorker(BaseWorker):
             self._call(ended.set_exception, error)
         else:
             self._call(ended.set_result, tally)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the loop was closed."""
+        return self._loop.is_closed()
 
     def alert(self) -> None:
         """Begin runs in the loop."""
@@ -179,14 +187,27 @@ class AsyncWorker(BaseWorker):
                 await self._call_handler(lease)
         except BaseException as error:  # noqa: BLE001 - the other jobs go on
             self._end_if_forked(1)
-            # Who was cancelled was so by us, or by who ends the loop: handed back.
-            if holding.task is not None and holding.task.cancelling():
-                return HANDED_BACK
-            return judged(lease, error)
+            return (
+                HANDED_BACK if _is_cut_short(holding, error) else judged(lease, error)
+            )
         self._end_if_forked(0)
         return DONE
 
 
 def _cancel(holding: Holding) -> None:
+    holding.is_told = True
     if holding.task is not None:
         holding.task.cancel()
+
+
+def _is_cut_short(holding: Holding, error: BaseException) -> bool:
+    """Whether a handler ended because it was cancelled by us, or by who ends the loop.
+
+    A task that was cancelled may have gone on: clients cancel it when they time out, and
+    not all of them take that back.
+    """
+    is_cancelled = holding.task is not None and holding.task.cancelling() > 0
+    return (
+        holding.is_told
+        or (is_cancelled and issubclass(type(error), asyncio.CancelledError))
+    ) and not is_chosen(error)

@@ -64,6 +64,7 @@ class Worker(BaseWorker):
 
     _lease = HeldLease
     ends_within = 0.0
+    is_gone = False
 
     def __init__(  # noqa: PLR0913 - a worker's options
         self,
