@@ -200,6 +200,7 @@ class HeldLease(LeaseOfWorker):
 
     The lease is kept alive while the handler runs. ``attempt`` counts from 1 and only
     grows: hand it to outside systems as the fencing token.
+    A copy in another process learns of no renewal.
     """
 
     __slots__ = ()
