@@ -11,22 +11,7 @@ from typing import Any
 
 from psycopg import sql
 
-from lenso_jobs._models import (
-    CompletedItem,
-    EnqueuedItem,
-    EnqueuedJob,
-    ExplainedJob,
-    FailedItem,
-    FailedJob,
-    InspectedAct,
-    InspectedAttempt,
-    InspectedFailure,
-    InspectedFinding,
-    InspectedJob,
-    InspectedQueue,
-    InspectedWorker,
-    RenewedItem,
-)
+from lenso_jobs import _models
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +56,35 @@ def _every(answer: type[Any]) -> str:
 
 
 _TEMPLATES = {
-    "enqueue": _every(EnqueuedJob) + "{}.enqueue("
+    "enqueue": _every(_models.EnqueuedJob) + "{}.enqueue("
     "%s::text, %s::text, %s::jsonb, %s::text, %s::timestamptz, %s::integer)",
-    "enqueue_many": _every(EnqueuedItem) + "{}.enqueue_many(%s::jsonb)",
+    "enqueue_many": _every(_models.EnqueuedItem) + "{}.enqueue_many(%s::jsonb)",
     # A payload in UTF-8, whatever the connection can say of it.
     "claim": "select c.job_id, c.queue, c.kind,"
     " pg_catalog.convert_to(c.payload::text, 'UTF8'),"
     " c.attempt, c.max_attempts, c.lease_token, c.lease_expires_at, c.created_at"
     " from {}.claim(%s::text, %s::integer) as c",
     "renew": "select {}.renew(%s::uuid, %s::text)",
-    "renew_many": _every(RenewedItem) + "{}.renew_many(%b::uuid[], %b::text[])",
+    "renew_many": _every(_models.RenewedItem) + "{}.renew_many(%b::uuid[], %b::text[])",
     "complete": "select {}.complete(%s::uuid, %s::text)",
-    "complete_many": _every(CompletedItem) + "{}.complete_many(%b::uuid[], %b::text[])",
-    "fail": _every(FailedJob) + "{}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
-    "fail_many": _every(FailedItem) + "{}.fail_many("
+    "complete_many": _every(_models.CompletedItem)
+    + "{}.complete_many(%b::uuid[], %b::text[])",
+    "fail": _every(_models.FailedJob)
+    + "{}.fail(%s::uuid, %s::text, %s::text, %s::boolean)",
+    "fail_many": _every(_models.FailedItem) + "{}.fail_many("
     "%b::uuid[], %b::text[], %b::text[], %b::boolean[])",
-    "inspect": _every(InspectedJob) + "{}.inspect(%s::uuid)",
-    "inspect_attempts": _every(InspectedAttempt) + "{}.inspect_attempts(%s::uuid)",
-    "inspect_queues": _every(InspectedQueue) + "{}.inspect_queues()",
-    "inspect_workers": _every(InspectedWorker) + "{}.inspect_workers()",
-    "inspect_failures": _every(InspectedFailure) + "{}.inspect_failures("
+    "inspect": _every(_models.InspectedJob) + "{}.inspect(%s::uuid)",
+    "inspect_attempts": _every(_models.InspectedAttempt)
+    + "{}.inspect_attempts(%s::uuid)",
+    "inspect_queues": _every(_models.InspectedQueue) + "{}.inspect_queues()",
+    "inspect_workers": _every(_models.InspectedWorker) + "{}.inspect_workers()",
+    "inspect_failures": _every(_models.InspectedFailure) + "{}.inspect_failures("
     "%s::text, %s::timestamptz, %s::integer, %s::text, %s::timestamptz, %s::uuid)",
-    "inspect_acts": _every(InspectedAct) + "{}.inspect_acts(%s::integer, %s::bigint)",
-    "inspect_health": _every(InspectedFinding) + "{}.inspect_health()",
-    "explain_job": _every(ExplainedJob) + "{}.explain_job(%s::uuid)",
-    "redrive": _every(FailedJob) + "{}.redrive(%s::uuid, %s::integer)",
+    "inspect_acts": _every(_models.InspectedAct)
+    + "{}.inspect_acts(%s::integer, %s::bigint)",
+    "inspect_health": _every(_models.InspectedFinding) + "{}.inspect_health()",
+    "explain_job": _every(_models.ExplainedJob) + "{}.explain_job(%s::uuid)",
+    "redrive": _every(_models.FailedJob) + "{}.redrive(%s::uuid, %s::integer)",
     "redrive_failed": "select {}.redrive_failed(%s::text, %s::timestamptz,"
     " %s::timestamptz, %s::text, %s::integer, %s::integer)",
     "purge": "select {}.purge(%s::timestamptz, %s::integer)",
