@@ -98,7 +98,7 @@ GUARDS = {
     ),
     "complete_many takes expired leases": (
         "complete_many",
-        "where m.lease_expires_at > clock_timestamp()",
+        "and l.lease_expires_at > clock_timestamp()",
         "",
     ),
     "enqueue overlooks another intent": (
