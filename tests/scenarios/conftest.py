@@ -101,7 +101,7 @@ class Plain:
         self._connection.close()
 
     def _rows(self, call, *parameters):
-        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+        with self._connection.cursor(row_factory=namedtuple_row, binary=True) as cursor:
             cursor.execute(f"select * from {SCHEMA}.{call}", parameters)
             return cursor.fetchall()
 

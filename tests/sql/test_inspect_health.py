@@ -447,7 +447,7 @@ def test_only_the_tables_of_jobs_are_looked_after(owner, health):
     ],
 )
 def test_an_index_that_is_being_built_concurrently_is_no_fault(
-    enqueue, connect, background, blocked, owner, observer, health, statement
+    enqueue, connect, background, blocked, owner, observer, health, seeing, statement
 ):
     job_id = enqueue()
     holder, builder = connect(), connect()
