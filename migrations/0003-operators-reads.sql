@@ -1094,40 +1094,33 @@ as $$
             min(concat(
                 c.relname,
                 case when l.granted then ' is locked' else ' is about to be locked' end
-            )) filter (
-                where
-                l.mode = 'AccessExclusiveLock'
-                or (
-                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
-                    -- The verbs read it, and no more.
-                    and c.oid <> 'instance'::regclass
-                )
-            ) as locked
+            )) filter (where w.is_a_lock) as locked
         from pg_locks as l
         join pg_class as c on c.oid = l.relation
         join pg_class as i on i.relnamespace = c.relnamespace
+        cross join lateral (
+            -- Reading waits for the first, writing for the others, and behind whoever
+            -- waits for them; of the instance's row the verbs only read.
+            select
+                l.mode = 'AccessExclusiveLock'
+                or (
+                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
+                    and c.oid in (
+                        'job'::regclass, 'live_job'::regclass, 'attempt'::regclass
+                    )
+                ) as is_a_lock
+        ) as w
         where
             l.locktype = 'relation'
             and i.oid = 'instance'::regclass
-            -- Reading waits for this one, and behind whoever waits for it.
             and (
-                l.mode = 'AccessExclusiveLock'
+                w.is_a_lock
                 or (
-                    case
-                        -- Writing waits for these, likewise.
-                        when
-                            l.mode in (
-                                'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock'
-                            )
-                            then l.granted or c.oid <> 'instance'::regclass
-                        -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
-                        else
-                            l.granted
-                            and l.mode not in (
-                                'AccessShareLock', 'SIReadLock',
-                                'ShareUpdateExclusiveLock'
-                            )
-                    end
+                    l.granted
+                    -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
+                    and l.mode not in (
+                        'AccessShareLock', 'SIReadLock', 'ShareUpdateExclusiveLock'
+                    )
                     and c.oid in (
                         'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
                         'attempt'::regclass
@@ -1593,27 +1586,24 @@ begin
         array_agg(m.failure_code), array_agg(m.retryable)
     into v_rows, v_job_ids, v_codes, v_retryable
     from (
-        select distinct on (h.job_id) h.*
+        select distinct on (i.job_id) l.ctid, i.*
         from (
-            select l.ctid, i.*
-            from (
-                select u.*
-                from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
-                with ordinality as u (job_id, lease_token, failure_code, retryable)
-                where _is_name(u.failure_code, 128) and u.retryable is not null
-                order by u.job_id, u.ordinality
-            ) as i
-            cross join lateral (
-                select l.ctid
-                from live_job as l
-                where
-                    l.job_id = i.job_id
-                    and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
-                    and l.lease_owner = v_caller
-                for update
-            ) as l
-        ) as h
-        order by h.job_id, h.ordinality
+            select u.*
+            from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
+            with ordinality as u (job_id, lease_token, failure_code, retryable)
+            where _is_name(u.failure_code, 128) and u.retryable is not null
+            order by u.job_id, u.ordinality
+        ) as i
+        cross join lateral (
+            select l.ctid
+            from live_job as l
+            where
+                l.job_id = i.job_id
+                and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+                and l.lease_owner = v_caller
+            for update
+        ) as l
+        order by i.job_id, i.ordinality
     ) as m;
 
     -- A retry moves its row in every index, so it is taken out and put back: rows found

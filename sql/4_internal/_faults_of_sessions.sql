@@ -45,40 +45,33 @@ as $$
             min(concat(
                 c.relname,
                 case when l.granted then ' is locked' else ' is about to be locked' end
-            )) filter (
-                where
-                l.mode = 'AccessExclusiveLock'
-                or (
-                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
-                    -- The verbs read it, and no more.
-                    and c.oid <> 'instance'::regclass
-                )
-            ) as locked
+            )) filter (where w.is_a_lock) as locked
         from pg_locks as l
         join pg_class as c on c.oid = l.relation
         join pg_class as i on i.relnamespace = c.relnamespace
+        cross join lateral (
+            -- Reading waits for the first, writing for the others, and behind whoever
+            -- waits for them; of the instance's row the verbs only read.
+            select
+                l.mode = 'AccessExclusiveLock'
+                or (
+                    l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
+                    and c.oid in (
+                        'job'::regclass, 'live_job'::regclass, 'attempt'::regclass
+                    )
+                ) as is_a_lock
+        ) as w
         where
             l.locktype = 'relation'
             and i.oid = 'instance'::regclass
-            -- Reading waits for this one, and behind whoever waits for it.
             and (
-                l.mode = 'AccessExclusiveLock'
+                w.is_a_lock
                 or (
-                    case
-                        -- Writing waits for these, likewise.
-                        when
-                            l.mode in (
-                                'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock'
-                            )
-                            then l.granted or c.oid <> 'instance'::regclass
-                        -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
-                        else
-                            l.granted
-                            and l.mode not in (
-                                'AccessShareLock', 'SIReadLock',
-                                'ShareUpdateExclusiveLock'
-                            )
-                    end
+                    l.granted
+                    -- VACUUM, ANALYZE and CREATE INDEX CONCURRENTLY write no rows.
+                    and l.mode not in (
+                        'AccessShareLock', 'SIReadLock', 'ShareUpdateExclusiveLock'
+                    )
                     and c.oid in (
                         'instance'::regclass, 'job'::regclass, 'live_job'::regclass,
                         'attempt'::regclass

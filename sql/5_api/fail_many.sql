@@ -48,27 +48,24 @@ begin
         array_agg(m.failure_code), array_agg(m.retryable)
     into v_rows, v_job_ids, v_codes, v_retryable
     from (
-        select distinct on (h.job_id) h.*
+        select distinct on (i.job_id) l.ctid, i.*
         from (
-            select l.ctid, i.*
-            from (
-                select u.*
-                from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
-                with ordinality as u (job_id, lease_token, failure_code, retryable)
-                where _is_name(u.failure_code, 128) and u.retryable is not null
-                order by u.job_id, u.ordinality
-            ) as i
-            cross join lateral (
-                select l.ctid
-                from live_job as l
-                where
-                    l.job_id = i.job_id
-                    and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
-                    and l.lease_owner = v_caller
-                for update
-            ) as l
-        ) as h
-        order by h.job_id, h.ordinality
+            select u.*
+            from unnest(p_job_ids, p_lease_tokens, p_failure_codes, p_retryable)
+            with ordinality as u (job_id, lease_token, failure_code, retryable)
+            where _is_name(u.failure_code, 128) and u.retryable is not null
+            order by u.job_id, u.ordinality
+        ) as i
+        cross join lateral (
+            select l.ctid
+            from live_job as l
+            where
+                l.job_id = i.job_id
+                and l.lease_token_hash = sha256(convert_to(i.lease_token, 'UTF8'))
+                and l.lease_owner = v_caller
+            for update
+        ) as l
+        order by i.job_id, i.ordinality
     ) as m;
 
     -- A retry moves its row in every index, so it is taken out and put back: rows found

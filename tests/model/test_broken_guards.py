@@ -93,8 +93,8 @@ GUARDS = {
     ),
     "of a failure given twice the last counts": (
         "fail_many",
-        "order by h.job_id, h.ordinality",
-        "order by h.job_id, h.ordinality desc",
+        "order by i.job_id, i.ordinality",
+        "order by i.job_id, i.ordinality desc",
     ),
     "complete_many takes expired leases": (
         "complete_many",

@@ -528,8 +528,9 @@ def _alike(key: tuple[str, str], described: Described) -> list[Any] | None:
 
 
 def _own_name(key: tuple[str, str], fields: Fields) -> str:
-    name: str = fields.get({"column": "column"}.get(key[0], "name"), key[1])
-    return name
+    kind, name = key
+    own: str = fields.get("column" if kind == "column" else "name", name)
+    return own
 
 
 def is_sealed(connection: psycopg.Connection[Any], schema: str) -> bool:
