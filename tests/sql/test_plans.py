@@ -379,7 +379,10 @@ def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
                 session.execute(f"set enable_{off} to off")
             session.execute("set enable_seqscan to on; set enable_bitmapscan to on")
         lives(*sessions, owner, buffers, f"{name}-warm", 4)
-        spent.append(lives(*sessions, owner, buffers, name, 50))
+        # A transaction elsewhere on the server keeps dead rows that would else be gone:
+        # the lesser of two is what the plans read.
+        rounds = [lives(*sessions, owner, buffers, f"{name}-{n}", 50) for n in range(2)]
+        spent.append({verb: min(each[verb] for each in rounds) for verb in rounds[0]})
 
     # One scan of any of the tables would be five a job.
     free, bound = spent
