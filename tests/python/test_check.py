@@ -285,6 +285,18 @@ def test_what_is_there_under_another_name_is_named_again_and_nothing_is_dropped(
 
 
 @pytest.mark.slow
+def test_one_repair_takes_back_what_default_privileges_give_to_what_it_makes(broken):
+    configuration, conninfo = broken(
+        "alter default privileges for role {prefix}_owner grant select on tables to public",
+        "drop view error_code",
+    )
+
+    upgrade(configuration, conninfo, repair_too=True)
+
+    assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
 def test_a_repair_makes_no_empty_table_beside_one_that_was_renamed(broken):
     configuration, conninfo = broken("alter table live_job rename to live_jobs")
 

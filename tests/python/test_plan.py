@@ -28,6 +28,17 @@ from lenso_jobs.operator._session import SETTINGS
 
 HARMLESS = re.compile(r"(BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|select|set)\b")
 ACTS = {"setup": setup, "upgrade": upgrade, "configure": configure}
+DAMAGES = (
+    "alter table jobs_email.live_job owner to postgres",
+    "drop index jobs_email.live_job_claimable_idx",
+    "drop function jobs_email.inspect(uuid)",
+    "drop view jobs_email.installed_version",
+    "create view jobs_email.installed_version as select 3 as version, 1 as n",
+    "grant select on jobs_email.job to public",
+    "alter table jobs_email.live_job set (fillfactor = 90, user_catalog_table = true)",
+    "alter table jobs_email.queue disable trigger queue_is_published",
+    'revoke {prefix}_worker from "email-worker"',
+)
 
 
 class Logging:
@@ -161,6 +172,86 @@ def test_what_is_printed_is_what_the_server_gets_and_printing_sends_none_of_it(
     assert plan(configuration, conninfo, act).parts == ()
 
 
+def damaged(configuration, conninfo):
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in DAMAGES:
+            connection.execute(statement.format(prefix=configuration.prefix))
+
+
+def kept(statements):
+    """What of it was no part of a transaction that was rolled back."""
+    pending = []
+    for statement in statements:
+        pending.append(statement)
+        if statement == "ROLLBACK":
+            begun = len(pending) - 1 - pending[::-1].index("BEGIN")
+            del pending[begun:]
+    return pending
+
+
+@pytest.mark.slow
+def test_of_a_repair_too_what_is_printed_is_what_the_server_gets(logging, document):
+    configuration, conninfo = of(document), logging.database()
+    setup(configuration, conninfo)
+    damaged(configuration, conninfo)
+    found = check(configuration, conninfo)
+    logging.sent()
+
+    planned = plan(configuration, conninfo, "upgrade", repair_too=True)
+    looked = logging.sent()
+    still = check(configuration, conninfo)
+    logging.sent()
+    upgrade(configuration, conninfo, repair_too=True)
+    received = kept(logging.sent())
+
+    statements = [
+        statement.strip() for part in planned.parts for statement in part.statements
+    ]
+    assert found
+    assert still == found
+    assert all(HARMLESS.match(statement) for statement in kept(looked))
+    rest = iter(received)
+    assert all(statement in rest for statement in statements)
+    for statement in received:
+        assert statement in statements or HARMLESS.match(statement), statement
+    assert all(statement in planned.script() for statement in statements)
+    assert plan(configuration, conninfo, "upgrade", repair_too=True).parts == ()
+    assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
+def test_the_script_of_a_repair_mends_in_psql(new_instance, psql):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    damaged(configuration, conninfo)
+    words = {finding.what for finding in check(configuration, conninfo)}
+    planned = plan(configuration, conninfo, "upgrade", repair_too=True)
+
+    psql(conninfo, planned.script())
+
+    assert words & {what for part in planned.parts for what in part.changes}
+    assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
+def test_a_repair_that_cannot_be_told_yet_is_not_planned(new_instance, earlier):
+    configuration, conninfo = new_instance()
+    _, later = earlier()
+    setup(configuration, conninfo)
+    later()
+
+    def refused(words):
+        with pytest.raises(OperatorError, match=words):
+            plan(configuration, conninfo, "upgrade", repair_too=True)
+
+    refused("migrations are pending; run: lenso-jobs upgrade")
+    upgrade(configuration, conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"drop owned by {configuration.prefix}_operator")
+        connection.execute(f"drop role {configuration.prefix}_operator")
+    refused("group roles are missing; run: lenso-jobs setup")
+
+
 @pytest.mark.parametrize(
     "act", [pytest.param("setup", marks=pytest.mark.slow), "upgrade"]
 )
@@ -227,6 +318,13 @@ def test_whoever_may_not_look_is_told_so(new_instance, role):
 
     with pytest.raises(OperatorError, match="cannot tell"):
         plan(configuration, login)
+
+
+def test_an_option_of_another_command_is_refused(lenso_jobs):
+    for words in (("setup", "--repair"), ("upgrade", "--drop-queues")):
+        code, out, err = lenso_jobs("plan", *words)
+        assert (code, out) == (2, "")
+        assert words[1] in err
 
 
 def test_the_command_prints_the_script_and_json(lenso_jobs, new_instance):

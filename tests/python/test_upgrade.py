@@ -14,8 +14,7 @@ from lenso_jobs._assets import asset_dir
 from lenso_jobs.operator import (
     OperatorError,
     UpgradeReport,
-    _plan,
-    _repair,
+    _parts,
     _setup,
     check,
     setup,
@@ -289,7 +288,7 @@ def test_two_upgrades_at_once_do_the_work_once_and_neither_waits_in_the_other_s_
 @pytest.fixture
 def killed_at(monkeypatch):
     """Have the server end our session as the n-th statement from now has been sent."""
-    send = _plan.send
+    send = _parts.send
 
     def killed_at(conninfo, number):
         count = itertools.count(1)
@@ -303,8 +302,7 @@ def killed_at(monkeypatch):
                     )
             return send(connection, statement)
 
-        for module in (_plan, _repair):
-            monkeypatch.setattr(module, "send", counted)
+        monkeypatch.setattr(_parts, "send", counted)
 
     return killed_at
 

@@ -41,6 +41,14 @@ DropQueues = Annotated[
         "those stay, and wait until their queue is declared again.",
     ),
 ]
+Repair = Annotated[
+    bool,
+    typer.Option(
+        "--repair",
+        help="Then make roles, functions, triggers, indexes and grants again what "
+        "this release says. Tables are never dropped, nor rows.",
+    ),
+]
 JobId = Annotated[UUID, typer.Argument(metavar="JOB_ID", help="The job's UUID.")]
 Since = Annotated[
     Moment | None,

@@ -11,14 +11,7 @@ from lenso_jobs.operator import upgrade as bring_up
 def upgrade(
     config: _options.Config,
     secrets_dir: _options.SecretsDir = None,
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair",
-            help="Then make roles, functions, triggers, indexes and grants again what "
-            "this release says. Tables are never dropped, nor rows.",
-        ),
-    ] = False,
+    repair: _options.Repair = False,
     break_lock: Annotated[
         bool,
         typer.Option(

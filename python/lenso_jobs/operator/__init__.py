@@ -2,7 +2,8 @@
 
 from lenso_jobs.operator._changes import Changes
 from lenso_jobs.operator._check import Finding, check
-from lenso_jobs.operator._plan import Part, Plan, find_changes, plan
+from lenso_jobs.operator._parts import Part
+from lenso_jobs.operator._plan import Plan, find_changes, plan
 from lenso_jobs.operator._session import OperatorError
 from lenso_jobs.operator._setup import (
     SetupReport,

@@ -227,7 +227,7 @@ class Difference:
         for name in self.fields:
             if name in ("grants", "type grants"):
                 yield from self._regrant(name)
-            elif name == "options":
+            elif name == "options" and not self.rebuilt():
                 yield from self._options()
             elif name == "row security":
                 for words in (
@@ -558,19 +558,20 @@ def released(connection: psycopg.Connection[Any], schema: str, owner: str) -> De
             )
         )
         connection.execute("select set_config('search_path', %s, true)", (reference,))
-        load(connection)
+        for text in texts():
+            connection.execute(text.encode())
         return {
             (kind, name.replace(reference, schema)): _renamed(fields, reference, schema)
             for (kind, name), fields in describe(connection, reference).items()
         }
 
 
-def load(connection: psycopg.Connection[Any], first: str = "0") -> None:
-    """Load sql/ into the schema of the search_path, from a room on."""
+def texts(first: str = "0") -> Iterator[str]:
+    """Read sql/, from a room on: what makes an Instance of the schema in search_path."""
     root = asset_dir("sql")
     for path in sql_files():
         if path.relative_to(root).parts[0] >= first:
-            connection.execute(path.read_bytes())
+            yield path.read_text(encoding="utf-8")
 
 
 def describe(connection: psycopg.Connection[Any], schema: str) -> Described:

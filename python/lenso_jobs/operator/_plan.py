@@ -11,8 +11,7 @@ import psycopg
 from psycopg import sql
 
 from lenso_jobs._assets import asset_dir
-from lenso_jobs.errors import Translated
-from lenso_jobs.operator._changes import Changes, changes
+from lenso_jobs.operator._changes import KINDS, Changes, changes
 from lenso_jobs.operator._migrations import (
     YOYO_TABLES,
     Migration,
@@ -21,6 +20,8 @@ from lenso_jobs.operator._migrations import (
     opening,
     require_known,
 )
+from lenso_jobs.operator._parts import Part
+from lenso_jobs.operator._repair import repairing
 from lenso_jobs.operator._session import (
     SETTINGS,
     OperatorError,
@@ -35,19 +36,6 @@ if TYPE_CHECKING:
     from lenso_jobs.config import Configuration
 
 Act = Literal["setup", "upgrade", "configure"]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Statements that are done together."""
-
-    title: str
-    statements: tuple[str, ...]
-    changes: tuple[str, ...] = ()
-    """What it does, in words, where the SQL finds that out for itself."""
-    transactional: bool = True
-    migration: str = ""
-    """The migration that it applies, where it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +72,7 @@ def plan(
     act: Act = "setup",
     *,
     drop_queues: bool = False,
+    repair_too: bool = False,
 ) -> Plan:
     """Find what an act would do, and do none of it.
 
@@ -92,13 +81,20 @@ def plan(
         conninfo: The connection string that the act would use.
         act: Which.
         drop_queues: As ``configure``.
+        repair_too: As ``upgrade``. Only then does it write, in a transaction that is
+            rolled back: the release is loaded beside the Instance, as ``check`` does.
 
     Raises:
-        OperatorError: The act would be refused, or the role may not look.
+        OperatorError: The act would be refused, or the role may not look; or what would
+            be repaired cannot be told yet, since migrations are pending.
         psycopg.Error: The server cannot be reached.
     """
-    with _looking(conninfo, configuration) as connection:
-        parts = tuple(_parts(connection, configuration, act, drop_queues=drop_queues))
+    with _looking(conninfo, configuration, read_only=not repair_too) as connection:
+        parts = tuple(
+            _upgrading(connection, configuration, repair_too=repair_too)
+            if act == "upgrade"
+            else _parts(connection, configuration, act, drop_queues=drop_queues)
+        )
     return Plan(act, configuration.schema_, parts, operator_key(configuration))
 
 
@@ -118,12 +114,19 @@ def find_changes(
 
 @contextmanager
 def _looking(
-    conninfo: str, configuration: Configuration
+    conninfo: str, configuration: Configuration, *, read_only: bool = True
 ) -> Iterator[psycopg.Connection[Any]]:
-    with connected(conninfo, configuration, read_only=True) as connection:
+    with connected(conninfo, configuration, read_only=read_only) as connection:
         try:
             with connection.transaction(force_rollback=True):
+                if not read_only:
+                    connection.execute("set transaction read write")
+                    connection.execute("set local lock_timeout = '5s'")
                 yield connection
+        except psycopg.errors.FeatureNotSupported as error:
+            raise OperatorError(
+                f"cannot tell: {error.diag.message_primary}; ask the primary"
+            ) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise OperatorError(
                 f"cannot tell: {error.diag.message_primary}; "
@@ -138,9 +141,6 @@ def _parts(
     *,
     drop_queues: bool,
 ) -> Iterator[Part]:
-    if act == "upgrade":
-        yield from migrating(connection, configuration, instance=True)
-        return
     found = changes(connection, configuration, drop_queues=drop_queues)
     if act == "configure":
         require_instance(connection, configuration.schema_)
@@ -154,6 +154,37 @@ def _parts(
         yield bootstrapping(configuration, found.roles)
         yield from migrations
         yield storing(configuration, found.stored)
+
+
+def _upgrading(
+    connection: psycopg.Connection[Any],
+    configuration: Configuration,
+    *,
+    repair_too: bool,
+) -> Iterator[Part]:
+    migrations = tuple(migrating(connection, configuration, instance=True))
+    if not repair_too:
+        yield from migrations
+        return
+    if migrations:
+        raise _untold("migrations are pending", "upgrade")
+    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS]
+    there = connection.execute(
+        "select count(*) from pg_roles where rolname = any (%s)", (groups,)
+    ).fetchone()
+    if there != (len(groups),):
+        raise _untold("group roles are missing", "setup")
+    roles = changes(connection, configuration).roles
+    if roles:
+        yield bootstrapping(configuration, roles)
+    yield from repairing(connection, configuration)
+
+
+def _untold(state: str, command: str) -> OperatorError:
+    return OperatorError(
+        f"what would be repaired cannot be told while {state}; "
+        f"run: lenso-jobs {command}"
+    )
 
 
 def require_instance(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -238,42 +269,6 @@ def applying(migration: Migration, configuration: Configuration) -> Iterator[Par
         f"the record of {title}",
         (opening(configuration), mark(migration, configuration)),
     )
-
-
-def run(connection: psycopg.Connection[Any], part: Part) -> Any:  # noqa: ANN401
-    """Send a part; answers the one value of its last statement, if that has any.
-
-    Raises:
-        JobsError: The Instance refuses.
-        psycopg.Error: The server does.
-    """
-    with Translated(), _together(connection, part):
-        for statement in part.statements:
-            cursor = send(connection, statement)
-        if cursor.description is None:
-            return None
-        row = cursor.fetchone()
-        return row and row[0]
-
-
-def send(connection: psycopg.Connection[Any], statement: str) -> psycopg.Cursor[Any]:
-    """Send text as it is; there may be several statements in it."""
-    return connection.execute(statement.encode())
-
-
-@contextmanager
-def _together(connection: psycopg.Connection[Any], part: Part) -> Iterator[None]:
-    if part.transactional:
-        with connection.transaction():
-            yield
-        return
-    try:
-        yield
-    except BaseException:
-        if not connection.broken:
-            for statement in ("reset role", *SETTINGS):
-                send(connection, statement)
-        raise
 
 
 def _bootstrap(configuration: Configuration) -> tuple[str, ...]:

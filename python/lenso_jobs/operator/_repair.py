@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
@@ -15,10 +14,10 @@ from lenso_jobs.operator._differences import (
     compare,
     describe,
     is_sealed,
-    load,
     released,
+    texts,
 )
-from lenso_jobs.operator._plan import send
+from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._session import SETTINGS, OperatorError
 
 if TYPE_CHECKING:
@@ -28,11 +27,14 @@ if TYPE_CHECKING:
 
     from lenso_jobs.config import Configuration
 
+# Others wait behind whoever waits for a lock.
+_BRIEFLY = "set lock_timeout = '5s'"
 
-def repair(
+
+def repairing(
     connection: psycopg.Connection[Any], configuration: Configuration
-) -> tuple[str, ...]:
-    """Mend what ``check`` says this mends; answers what that was, in its words.
+) -> tuple[Part, ...]:
+    """Prepare what mends what ``check`` says this mends, with its words as changes.
 
     What somebody's data or objects would go with, it leaves: the server refuses to drop
     what others depend on.
@@ -44,82 +46,56 @@ def repair(
     with connection.transaction(force_rollback=True):
         found = describe(connection, schema)
         wanted = released(connection, schema, configuration.owner)
-    differences = compare(schema, found, wanted)
+        differences = compare(schema, found, wanted)
+        sealed = bool(differences) or is_sealed(connection, schema)
+    mended = []
     for difference in differences:
-        if difference.was is not None:
-            ((what, remedy),) = difference.findings()
-            raise OperatorError(f"{what}; run this first: {remedy}")
-    mended = tuple(
-        what
-        for difference in differences
-        for what, remedy in difference.findings()
-        if remedy == REPAIR
+        for what, remedy in difference.findings():
+            if difference.was is not None:
+                raise OperatorError(f"{what}; run this first: {remedy}")
+            if remedy == REPAIR:
+                mended.append(what)
+    if not sealed:
+        sealing = (*_as_owner(configuration), "".join(texts("9")))
+        return (Part("what inspect_health compares with", sealing, (UNSEALED,)),)
+    if not mended:
+        return ()
+    # What needs no transaction, or must not be in one: indexes are built slowly.
+    rightful = tuple(each for one in differences for each in one.rightful())
+    rebuilt = tuple(_rebuilt(differences, found))
+    parts = []
+    if rightful or rebuilt:
+        owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
+        statements = (
+            *(_BRIEFLY, *rightful, owner.as_string(None), *rebuilt),
+            *("reset role", *SETTINGS),
+        )
+        parts.append(Part("owners and indexes", statements, transactional=False))
+    at_once = (
+        *_as_owner(configuration),
+        *(each for one in differences for each in one.replaced()),
+        "".join(texts()),
+        *(each for one in differences for each in one.touches()),
+        # The last rooms again: they record what there is.
+        "".join(texts("9")),
     )
-    if mended:
-        with _briefly(connection):
-            _meanwhile(connection, configuration, differences, found)
-        with connection.transaction():
-            _at_once(connection, configuration, differences, wanted)
-    elif not differences:
-        with connection.transaction():
-            connection.execute(
-                "select set_config('role', %s, true)", (configuration.owner,)
-            )
-            if not is_sealed(connection, schema):
-                load(connection, "9")
-                mended = (UNSEALED,)
-    return mended
+    parts.append(Part("sql/ of this release", at_once, tuple(mended)))
+    return tuple(parts)
 
 
-def _meanwhile(
-    connection: psycopg.Connection[Any],
-    configuration: Configuration,
-    differences: list[Difference],
-    found: Described,
-) -> None:
-    """Do what needs no transaction, or must not be in one: indexes are built slowly."""
-    for difference in differences:
-        for statement in difference.rightful():
-            send(connection, statement)
-    owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
-    connection.execute(owner)
+def _rebuilt(differences: list[Difference], found: Described) -> Iterator[str]:
     for difference in differences:
         if ("table", (difference.wanted or {}).get("of")) in found:
-            for statement in difference.rebuilt():
-                send(connection, statement)
+            yield from difference.rebuilt()
 
 
-def _at_once(
-    connection: psycopg.Connection[Any],
-    configuration: Configuration,
-    differences: list[Difference],
-    wanted: Described,
-) -> None:
-    """Load sql/ over the Instance, and mend what that leaves."""
-    schema = configuration.schema_
-    connection.execute("set local lock_timeout = '5s'")
-    connection.execute("select set_config('role', %s, true)", (configuration.owner,))
-    for difference in differences:
-        for statement in difference.replaced():
-            send(connection, statement)
-    connection.execute("select set_config('search_path', %s, true)", (schema,))
-    load(connection)
-    for difference in compare(schema, describe(connection, schema), wanted):
-        for statement in difference.touches():
-            send(connection, statement)
-    # The last rooms again: they record what there is.
-    connection.execute("select set_config('search_path', %s, true)", (schema,))
-    load(connection, "9")
-
-
-@contextmanager
-def _briefly(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Wait for no lock as long as others may have to wait behind us."""
-    connection.execute("set lock_timeout = '5s'")
-    try:
-        yield
-    finally:
-        if not connection.broken:
-            connection.execute("reset role")
-            for setting in SETTINGS:
-                send(connection, setting)
+def _as_owner(configuration: Configuration) -> tuple[str, ...]:
+    names = {
+        "owner": sql.Identifier(configuration.owner),
+        "schema": sql.Identifier(configuration.schema_),
+    }
+    return (
+        _BRIEFLY.replace("set", "set local"),
+        sql.SQL("set local role {owner}").format(**names).as_string(None),
+        sql.SQL("set local search_path = {schema}").format(**names).as_string(None),
+    )

@@ -10,16 +10,15 @@ import psycopg
 
 from lenso_jobs.operator._changes import changes
 from lenso_jobs.operator._migrations import require_known, unlock
+from lenso_jobs.operator._parts import Part, run
 from lenso_jobs.operator._plan import (
-    Part,
     bootstrapping,
     configuring,
     migrating,
     require_instance,
-    run,
     storing,
 )
-from lenso_jobs.operator._repair import repair
+from lenso_jobs.operator._repair import repairing
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
@@ -132,11 +131,7 @@ def upgrade(
         applied = _migrate(
             connection, configuration, say, instance=True, break_lock=break_lock
         )
-        repaired: tuple[str, ...] = ()
-        if repair_too:
-            repaired = patiently(
-                lambda: repair(connection, configuration), "the repair", say
-            )
+        repaired = _repair(connection, configuration, say) if repair_too else ()
         return UpgradeReport(applied, repaired)
 
 
@@ -222,9 +217,31 @@ def _migrate(
 ) -> tuple[str, ...]:
     unlock(connection, configuration, say, break_lock=break_lock)
     parts = tuple(migrating(connection, configuration, instance=instance))
+    _run_patiently(connection, parts, say)
+    return tuple(part.migration for part in parts if part.migration)
+
+
+def _repair(
+    connection: psycopg.Connection[Any],
+    configuration: Configuration,
+    say: Callable[[str], None],
+) -> tuple[str, ...]:
+    repaired: dict[str, None] = {}
+    # Twice: what is made anew is also given what ALTER DEFAULT PRIVILEGES says.
+    for _ in range(2):
+        parts = repairing(connection, configuration)
+        _run_patiently(connection, parts, say)
+        repaired |= dict.fromkeys(what for part in parts for what in part.changes)
+    return tuple(repaired)
+
+
+def _run_patiently(
+    connection: psycopg.Connection[Any],
+    parts: tuple[Part, ...],
+    say: Callable[[str], None],
+) -> None:
     for part in parts:
         patiently(lambda part=part: run(connection, part), part.title, say)  # type: ignore[misc]
-    return tuple(part.migration for part in parts if part.migration)
 
 
 def _colliding(connection: psycopg.Connection[Any], part: Part) -> Any:  # noqa: ANN401
