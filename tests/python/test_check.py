@@ -265,6 +265,13 @@ RENAMES = [
     "alter type enqueued_job rename to enqueued",
     "alter sequence operator_act_operator_act_id_seq rename to act_seq",
     "alter schema jobs_email owner to postgres",
+    *(
+        f'create schema "Else where"; alter {kind} {name} set schema "Else where"'
+        for kind, name in (
+            *(("table", "live_job"), ("table", "operator_act"), ("table", "queue")),
+            *(("domain", "instant"), ("type", "enqueued_job")),
+        )
+    ),
 ]
 
 
@@ -297,10 +304,25 @@ def test_one_repair_takes_back_what_default_privileges_give_to_what_it_makes(bro
 
 
 @pytest.mark.slow
-def test_a_repair_makes_no_empty_table_beside_one_that_was_renamed(broken):
-    configuration, conninfo = broken("alter table live_job rename to live_jobs")
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        (
+            "alter table live_job rename to live_jobs",
+            '"live_jobs" rename to "live_job"',
+        ),
+        (
+            "alter table live_job set schema public",
+            'public."live_job" set schema "jobs_email"',
+        ),
+    ],
+)
+def test_a_repair_makes_no_empty_table_beside_one_that_was_renamed_or_moved(
+    statement, remedy, broken
+):
+    configuration, conninfo = broken(statement)
 
-    with pytest.raises(OperatorError, match='"live_jobs" rename to "live_job"'):
+    with pytest.raises(OperatorError, match=remedy):
         upgrade(configuration, conninfo, repair_too=True)
 
 

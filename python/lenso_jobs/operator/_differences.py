@@ -153,6 +153,24 @@ from pg_namespace as n, o
 where n.oid = o.oid
 """  # noqa: S608
 
+# What would be there, had nobody moved it: only the Instance's owner has such things.
+_MOVED = """
+select k.kind, k.name, quote_ident(n.nspname)
+from (
+    select case relkind when 'r' then 'table' when 'S' then 'sequence' else 'type' end,
+        relname::text, relnamespace, relowner
+    from pg_class
+    where relkind in ('r', 'S', 'c')
+    union all
+    select 'domain', typname::text, typnamespace, typowner
+    from pg_type
+    where typtype = 'd'
+) as k (kind, name, namespace, owner)
+join pg_namespace as n on n.oid = k.namespace
+where k.owner = (select nspowner from pg_namespace where nspname = %(schema)s)
+    and n.nspname <> %(schema)s and n.nspname !~ '^pg_'
+"""
+
 # What loading sql/ anew mends, or the statements of ``touches``; nothing of it can lose
 # what the tables hold.
 _REPAIRED = {
@@ -184,6 +202,13 @@ class Difference:
     wanted: Fields | None
     was: str | None = None
     """Under which other name it seems to be there; there is no ``found`` then."""
+    home: str | None = None
+    """In which other schema it seems to be, as SQL; there is no ``found`` then."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it seems to be there, though not where it should be."""
+        return self.was is not None or self.home is not None
 
     @property
     def fields(self) -> list[str]:
@@ -200,6 +225,12 @@ class Difference:
         """Say what differs, each time with the command or the SQL that mends it."""
         if self.was is not None:
             yield self._what(f"is missing; it seems to be {self.was} now"), self._name()
+        elif self.home is not None:
+            place = f"{self.home}.{_quoted(self.name)}"
+            yield (
+                self._what(f"is missing; it seems to be in schema {self.home} now"),
+                f"alter {self.kind} {place} set schema {_quoted(self.schema)}",
+            )
         elif self.wanted is None:
             yield self._what("is not part of this release"), self._drop()
         elif self.found is None:
@@ -270,7 +301,7 @@ class Difference:
             self.kind != "index"
             or self.wanted is None
             or self.wanted["constraint"]
-            or self.was is not None
+            or self.is_there
         ):
             return ()
         build = (
@@ -420,14 +451,25 @@ def differences(connection: psycopg.Connection[Any], schema: str) -> list[Differ
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '5s'")
         found = describe(connection, schema)
+        elsewhere = {
+            (kind, name): home
+            for kind, name, home in connection.execute(_MOVED, {"schema": schema})
+        }
         wanted = released(connection, schema, found["schema", schema]["owner"])
-    return compare(schema, found, wanted)
+    return _compare(schema, found, wanted, elsewhere)
 
 
-def compare(schema: str, found: Described, wanted: Described) -> list[Difference]:
-    """List what differs."""
-    renames = _renames(found, wanted)
-    told = {*renames, *renames.values()}
+def _compare(
+    schema: str,
+    found: Described,
+    wanted: Described,
+    elsewhere: dict[tuple[str, str], str],
+) -> list[Difference]:
+    moved = {
+        key: elsewhere[key] for key in elsewhere.keys() & (wanted.keys() - found.keys())
+    }
+    renames = _renames(found, {k: v for k, v in wanted.items() if k not in moved})
+    told = {*renames, *renames.values(), *moved}
     # What is on a table comes and goes with it, an index of a constraint with the
     # constraint, a column of a view with the view's definition.
     implied = {
@@ -443,9 +485,10 @@ def compare(schema: str, found: Described, wanted: Described) -> list[Difference
         )
         or any(place in one and place not in other for place in _places(key, fields))
     }
-    # What refers to a renamed column or domain is as it was once it is renamed back.
+    # What refers to a renamed column or domain is as it was once that is put back.
     tables = {found[old]["table"] for old in renames.values() if old[0] == "column"}
     types = {old[1] for old in renames.values() if old[0] == "domain"}
+    types |= {f"{home}.{name}" for (_, name), home in moved.items()}
     told |= {
         key
         for key in found.keys() & wanted.keys()
@@ -461,6 +504,11 @@ def compare(schema: str, found: Described, wanted: Described) -> list[Difference
         *(
             Difference(schema, *new, None, wanted[new], _own_name(old, found[old]))
             for new, old in sorted(renames.items())
+        ),
+        *(
+            Difference(schema, *key, None, wanted[key], home=home)
+            for key, home in sorted(moved.items())
+            if key[0] != "sequence"  # an identity's, which goes with its table
         ),
         *(
             Difference(schema, *key, found.get(key), wanted.get(key))

@@ -9,20 +9,14 @@ from psycopg import sql
 from lenso_jobs.operator._differences import (
     REPAIR,
     UNSEALED,
-    Described,
-    Difference,
-    compare,
-    describe,
+    differences,
     is_sealed,
-    released,
     texts,
 )
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._session import SETTINGS, OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import psycopg
 
     from lenso_jobs.config import Configuration
@@ -40,18 +34,17 @@ def repairing(
     what others depend on.
 
     Raises:
-        OperatorError: Something seems to have been renamed: an empty one would be made.
+        OperatorError: Something seems to have been renamed or moved: an empty one would
+            be made.
     """
     schema = configuration.schema_
     with connection.transaction(force_rollback=True):
-        found = describe(connection, schema)
-        wanted = released(connection, schema, configuration.owner)
-        differences = compare(schema, found, wanted)
-        sealed = bool(differences) or is_sealed(connection, schema)
+        found = differences(connection, schema)
+        sealed = bool(found) or is_sealed(connection, schema)
     mended = []
-    for difference in differences:
+    for difference in found:
         for what, remedy in difference.findings():
-            if difference.was is not None:
+            if difference.is_there:
                 raise OperatorError(f"{what}; run this first: {remedy}")
             if remedy == REPAIR:
                 mended.append(what)
@@ -61,8 +54,8 @@ def repairing(
     if not mended:
         return ()
     # What needs no transaction, or must not be in one: indexes are built slowly.
-    rightful = tuple(each for one in differences for each in one.rightful())
-    rebuilt = tuple(_rebuilt(differences, found))
+    rightful = tuple(each for one in found for each in one.rightful())
+    rebuilt = tuple(each for one in found for each in one.rebuilt())
     parts = []
     if rightful or rebuilt:
         owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
@@ -73,20 +66,14 @@ def repairing(
         parts.append(Part("owners and indexes", statements, transactional=False))
     at_once = (
         *_as_owner(configuration),
-        *(each for one in differences for each in one.replaced()),
+        *(each for one in found for each in one.replaced()),
         "".join(texts()),
-        *(each for one in differences for each in one.touches()),
+        *(each for one in found for each in one.touches()),
         # The last rooms again: they record what there is.
         "".join(texts("9")),
     )
     parts.append(Part("sql/ of this release", at_once, tuple(mended)))
     return tuple(parts)
-
-
-def _rebuilt(differences: list[Difference], found: Described) -> Iterator[str]:
-    for difference in differences:
-        if ("table", (difference.wanted or {}).get("of")) in found:
-            yield from difference.rebuilt()
 
 
 def _as_owner(configuration: Configuration) -> tuple[str, ...]:
