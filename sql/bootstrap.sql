@@ -25,6 +25,7 @@ declare
     v_inherit  text;
     v_kind     text;
     v_role     text;
+    v_where    text;
     v_group    text;
     v_grantor  text;
 begin
@@ -161,24 +162,34 @@ begin
     end;
     foreach v_kind in array v_kinds loop
         v_role := v_prefix || '_' || v_kind;
-        if exists (
+        v_where := (
             select
+                case when d.dbid = v_here then format('schema %I', n.nspname)
+                else format('database %I', b.datname) end
             from pg_shdepend as d
+            join pg_database as b on b.oid = d.dbid
+            left join pg_namespace as n on d.dbid = v_here and n.oid = d.objid
             where
                 d.refclassid = 'pg_authid'::regclass
                 and d.refobjid = v_role::regrole
-                and d.dbid <> 0
                 and (
                     d.dbid <> v_here
                     or d.classid = 'pg_namespace'::regclass
                     and d.objid is distinct from to_regnamespace(v_schema)
                 )
-        ) then
+            order by 1
+            limit 1
+        );
+        if v_where is not null then
             raise exception using
                 errcode = 'LJ007',
-                message = format('role %I belongs to another Instance', v_role),
+                message = format(
+                    'role %I belongs to another Instance: it owns or may do something '
+                    'in %s', v_role, v_where
+                ),
                 hint    = 'Set role_prefix in the document: the callers of one could '
-                          'otherwise act in the other.';
+                          'otherwise act in the other. If there is no other Instance, '
+                          'revoke it there.';
         end if;
         if exists (
             select from pg_auth_members as m where m.member = v_role::regrole

@@ -483,7 +483,7 @@ def test_what_configure_would_change_is_said_beforehand(
         "lease_seconds changes from 30 to 31",
         "retention_seconds changes from none to 60",
         "queue new is declared",
-        "queue slow is dropped (live jobs: 1; refused without --drop-queues)",
+        "queue slow is dropped (live jobs: 1; refused without configure --drop-queues)",
         "caller email-worker changes from worker to producer and worker",
         *sorted(
             [

@@ -448,7 +448,7 @@ def test_the_command_says_what_it_did(lenso_jobs, first):
     assert done == (0, "".join(f"applied {name}\n" for name in ALL[1:]), "")
     assert mended == (0, "mended: function inspect(uuid) is missing\n", "")
     assert nothing == (0, "nothing is to be done\n", "")
-    assert json.loads(machine[1]) == {"migrations": [], "repaired": []}
+    assert json.loads(machine[1]) == {"migrations": [], "recorded": [], "repaired": []}
 
 
 def test_an_older_instance_is_told_to_be_upgraded(first, lenso_jobs):

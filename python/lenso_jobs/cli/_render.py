@@ -70,6 +70,14 @@ def say_aside(what: str) -> None:
     err.print(what, style="dim", markup=False, soft_wrap=True)
 
 
+def migrations(applied: Iterable[str], recorded: Iterable[str]) -> None:
+    """Tell which migrations were applied now, and which had been."""
+    for name in applied:
+        out.print(f"applied {name}")
+    for name in recorded:
+        out.print(f"recorded {name}, which had been applied")
+
+
 def as_is(text: str) -> None:
     """Print text for a machine to read."""
     if out.is_terminal:

@@ -31,11 +31,14 @@ def setup(
     )
     if json:
         _render.as_json(
-            {"migrations": report.migrations, "configured": report.configured}
+            {
+                "migrations": report.migrations,
+                "recorded": report.recorded,
+                "configured": report.configured,
+            }
         )
         return
-    for migration in report.migrations:
-        _render.out.print(f"applied {migration}")
+    _render.migrations(report.migrations, report.recorded)
     if report.configured:
         _render.out.print("stored the configuration")
     _render.out.print(f"Instance {configuration.schema_} is ready")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -37,11 +38,10 @@ def upgrade(
         say=_render.say_aside,
     )
     if json:
-        _render.as_json({"migrations": report.migrations, "repaired": report.repaired})
+        _render.as_json(asdict(report))
         return
-    for migration in report.migrations:
-        _render.out.print(f"applied {migration}")
+    _render.migrations(report.migrations, report.recorded)
     for what in report.repaired:
         _render.say(f"mended: {what}")
-    if not report.migrations and not report.repaired:
+    if not any(asdict(report).values()):
         _render.out.print("nothing is to be done")

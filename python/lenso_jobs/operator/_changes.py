@@ -135,9 +135,13 @@ def _ownership(
     row = connection.execute(
         "select format('owns the Jobs Instance %%s in database %%s', %s::text,"
         " current_database()) is distinct from shobj_description(r.oid, 'pg_authid')"
-        " and pg_has_role(r.oid, 'usage with admin option'),"
+        # Who may say so: from 16 on CREATEROLE alone is not enough.
+        " and (u.rolsuper or u.rolcreaterole"
+        "  and (current_setting('server_version_num')::integer < 160000"
+        "   or pg_has_role(r.oid, 'usage with admin option'))),"
         " pg_has_role(r.oid, 'usage')"
-        " from pg_roles as r where r.rolname = %s",
+        " from pg_roles as r join pg_roles as u on u.rolname = current_user"
+        " where r.rolname = %s",
         (configuration.schema_, owner),
     ).fetchone()
     unnamed, usable = row or (False, False)
@@ -183,7 +187,7 @@ def _stored(
     for name in sorted(queues - set(configuration.queues)):
         row = connection.execute(live, (name,)).fetchone()
         count = row[0] if row else 0
-        refused = "" if drop_queues else "; refused without --drop-queues"
+        refused = "" if drop_queues else "; refused without configure --drop-queues"
         held = f" (live jobs: {count}{refused})" if count else ""
         yield f"queue {name} is dropped{held}"
 
@@ -211,4 +215,9 @@ def policy(connection: psycopg.Connection[Any], schema: str) -> dict[str, Any]:
 
 
 def _said(value: object) -> str:
-    return {None: "none", True: "true", False: "false"}.get(value, str(value))  # type: ignore[call-overload,no-any-return]
+    if value is None:
+        return "none"
+    # Of 0.0 the document says 0.
+    return (
+        str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
+    )

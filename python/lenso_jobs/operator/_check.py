@@ -27,6 +27,14 @@ from lenso_jobs.operator._migrations import (
     recorded,
     released,
 )
+from lenso_jobs.operator._roles import (
+    elsewhere,
+    groups_of,
+    missing,
+    rename,
+    renamed_callers,
+    renamed_group,
+)
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
@@ -144,11 +152,11 @@ def _findings(
 ) -> list[Finding]:
     schema = configuration.schema_
     groups = [*_groups(connection, configuration)]
-    versions = [*_versions(connection, schema)]
-    found = list(versions)
+    # First, since nothing that is told below could be done.
+    found = [*_read_only(connection, configuration), *_versions(connection, schema)]
     if not groups:
         found += _bookkeeping(connection, configuration)
-    if not versions and not groups:
+    if not groups and _is_of_this_release(connection, schema):
         # What a repair leaves comes first: it may be in the way of one.
         different = differences(connection, schema)
         found += sorted(
@@ -172,7 +180,6 @@ def _findings(
         *groups,
         *_members(connection, configuration),
         *_powers(connection, configuration),
-        *_read_only(connection, configuration),
     ]
 
 
@@ -195,6 +202,14 @@ def _versions(connection: psycopg.Connection[Any], schema: str) -> Iterator[Find
             f"version {version} is newer than this release",
             "install the release that made it",
         )
+
+
+def _is_of_this_release(connection: psycopg.Connection[Any], schema: str) -> bool:
+    """Tell whether every migration was applied and no other, recorded or not."""
+    known = released()
+    names, has = {each.name for each in known}, recorded(connection, schema)
+    newest = installed_version(connection, schema) == known[-1].number
+    return has == names or (newest and has < names)
 
 
 def _bookkeeping(
@@ -299,62 +314,21 @@ def _policy(
 def _groups(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
-    """Find group roles that are missing, renamed, or more than groups."""
-    for kind in KINDS:
-        group = f"{configuration.prefix}_{kind}"
-        row = connection.execute(
-            "select rolcanlogin, rolsuper from pg_roles where rolname = %s", (group,)
-        ).fetchone()
-        if row is None:
-            renamed = _renamed(connection, configuration, kind)
+    """Find group roles that are missing, or renamed."""
+    for kind, group in groups_of(configuration).items():
+        if missing(connection, group):
+            renamed = renamed_group(connection, configuration, kind)
             yield Finding(
                 f"role {group} does not exist"
                 + (f"; it seems to be {renamed} now" if renamed else ""),
-                _sql("alter role {} rename to {}", renamed, group)
-                if renamed
-                else REPAIR,
+                rename(renamed, group) if renamed else REPAIR,
             )
-
-
-def _renamed(
-    connection: psycopg.Connection[Any], configuration: Configuration, kind: str
-) -> str | None:
-    """Find the one other role that has what the group would have."""
-    if kind == "owner":
-        ask = (
-            "select r.rolname::text from pg_namespace as n"
-            " join pg_roles as r on r.oid = n.nspowner"
-            " where n.nspname = %s and r.rolname <> %s and not r.rolcanlogin"
-        )
-        rows = connection.execute(
-            ask, (configuration.schema_, configuration.owner)
-        ).fetchall()
-    else:
-        verb = {
-            "producer": "enqueue_many",
-            "worker": "renew_many",
-            "observer": "inspect",
-            "operator": "purge",
-        }[kind]
-        rows = connection.execute(
-            "select distinct r.rolname::text from pg_proc as p"
-            " join pg_namespace as n on n.oid = p.pronamespace"
-            " cross join aclexplode(p.proacl) as x join pg_roles as r on r.oid = x.grantee"
-            " where n.nspname = %s and p.proname = %s and r.oid <> p.proowner"
-            " and r.rolname <> all (%s) and not r.rolcanlogin",
-            (
-                configuration.schema_,
-                verb,
-                [f"{configuration.prefix}_{each}" for each in KINDS],
-            ),
-        ).fetchall()
-    return rows[0][0] if len(rows) == 1 else None
 
 
 def _members(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
-    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS]
+    groups = [*groups_of(configuration).values()]
     for name, can_log_in, is_super in connection.execute(
         "select rolname::text, rolcanlogin, rolsuper from pg_roles"
         " where rolname = any (%s) order by array_position(%s, rolname::text)",
@@ -380,41 +354,35 @@ def _members(
             _revoke(connection, group, name, grantor),
         )
 
+    for what, remedy in elsewhere(connection, configuration):
+        yield Finding(what, remedy)
     yield from _callers(connection, configuration)
 
 
 def _callers(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
-    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS[1:4]]
+    of = groups_of(configuration)
+    groups = [of[kind] for kind in KINDS[1:4]]
     wanted = declared(configuration)
     members = connection.execute(MEMBERS, (groups,)).fetchall()
-    there = {
-        name
-        for (name,) in connection.execute(
-            "select rolname::text from pg_roles where rolname = any (%s)",
-            (list(wanted),),
-        )
-    }
-    strays: dict[str, set[str]] = {}
-    for group, name, _ in members:
-        if name not in wanted:
-            strays.setdefault(name, set()).add(group)
+    renamed = renamed_callers(connection, configuration)
+    # A group that has another name, or none, has its members, or gets them, with it.
+    there = set(groups) - set(missing(connection, *groups))
     for name, kinds in wanted.items():
-        held = {f"{configuration.prefix}_{kind}" for kind in kinds}
-        renamed = [stray for stray, has in strays.items() if has == held]
-        if name not in there and len(renamed) == 1:
-            del strays[renamed[0]]
+        if name in renamed:
             yield Finding(
-                f"role {name} does not exist; it seems to be {renamed[0]} now",
-                _sql("alter role {} rename to {}", renamed[0], name),
+                f"role {name} does not exist; it seems to be {renamed[name]} now",
+                rename(renamed[name], name),
             )
             continue
-        for group in sorted(held - {g for g, member, _ in members if member == name}):
+        held = {group for group, member, _ in members if member == name}
+        for group in sorted({of[kind] for kind in kinds} & there - held):
             yield Finding(f"role {name} is no member of {group}", _CONFIGURE)
+    strays = {name for _, name, _ in members} - wanted.keys() - {*renamed.values()}
     for group, name, grantor in sorted(members):
         kind = group.removeprefix(f"{configuration.prefix}_")
-        if kind not in wanted.get(name, ()) and (name in wanted or name in strays):
+        if name in strays or (name in wanted and kind not in wanted[name]):
             yield Finding(
                 f"role {name} is a member of {group} and not in the document",
                 _revoke(connection, group, name, grantor),
@@ -436,8 +404,8 @@ def _powers(
                 f"caller {name} is a superuser", _sql("alter role {} nosuperuser", name)
             )
             continue
-        groups = [f"{configuration.prefix}_{kind}" for kind in ("owner", "operator")]
-        for group in (*groups, *_BEYOND_GRANTS):
+        of = groups_of(configuration)
+        for group in (of["owner"], of["operator"], *_BEYOND_GRANTS):
             for through, grantor, direct in connection.execute(
                 "select r.rolname::text, b.rolname::text, r.rolname = %s"
                 " from pg_auth_members as m join pg_roles as r on r.oid = m.member"
@@ -491,7 +459,9 @@ def _read_only(
             reset = _sql("alter role {} in database {} reset", role, database)
         yield Finding(
             f"transactions are read only by default: {' in '.join(whose)}",
-            f"begin read write; {reset} default_transaction_read_only; commit",
+            # The session keeps what it had when it began.
+            f"begin read write; {reset} default_transaction_read_only; commit; "
+            "set default_transaction_read_only = off",
         )
 
 

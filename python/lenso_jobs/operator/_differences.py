@@ -61,6 +61,10 @@ select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
         select {_ACL.format("coalesce(t.typacl, acldefault('T', t.typowner))")}
         from pg_type as t where t.oid = c.reltype),
     'persistence', c.relpersistence,
+    'table', case c.relkind when 'S' then (
+        select d.refobjid::regclass::text from pg_depend as d
+        where d.classid = 'pg_class'::regclass and d.objid = c.oid
+            and d.deptype in ('a', 'i') and d.refclassid = 'pg_class'::regclass) end,
     'row security', concat(c.relrowsecurity, c.relforcerowsecurity),
     'definition', case c.relkind when 'v' then pg_get_viewdef(c.oid)
         when 'c' then (
@@ -80,6 +84,7 @@ select 'column', format('%%I.%%I', c.relname, a.attname), jsonb_build_object(
         format_type(a.atttypid, a.atttypmod), case
         when a.attcollation <> t.typcollation
         then concat(' collate ', a.attcollation::regcollation) end) end,
+    'domain', case when t.typnamespace = o.oid then t.typname end,
     'not null', a.attnotnull, 'identity', a.attidentity,
     'default', pg_get_expr(d.adbin, d.adrelid),
     'grants', {_ACL.format("a.attacl")},
@@ -157,10 +162,10 @@ where n.oid = o.oid
 _MOVED = """
 select k.kind, k.name, quote_ident(n.nspname)
 from (
-    select case relkind when 'r' then 'table' when 'S' then 'sequence' else 'type' end,
+    select case relkind when 'r' then 'table' else 'type' end,
         relname::text, relnamespace, relowner
     from pg_class
-    where relkind in ('r', 'S', 'c')
+    where relkind in ('r', 'c')
     union all
     select 'domain', typname::text, typnamespace, typowner
     from pg_type
@@ -187,6 +192,8 @@ _REPAIRED = {
     "domain": {"owner", "grants", "comment"},
     "schema": {"grants"},
 }
+# What is known of an object for its own sake, and not compared.
+_ASIDE = {"position", "domain", "table"}
 REPAIR = "lenso-jobs upgrade --repair"
 UNSEALED = "what inspect_health compares with is not what is there"
 
@@ -202,6 +209,8 @@ class Difference:
     wanted: Fields | None
     was: str | None = None
     """Under which other name it seems to be there; there is no ``found`` then."""
+    like: str | None = None
+    """Which table of the release it is like, and may hold the rows of."""
     home: str | None = None
     """In which other schema it seems to be, as SQL; there is no ``found`` then."""
 
@@ -218,7 +227,7 @@ class Difference:
         return [
             name
             for name, value in self.wanted.items()
-            if self.found[name] != value and name != "position"
+            if self.found[name] != value and name not in _ASIDE
         ]
 
     def findings(self) -> Iterator[tuple[str, str]]:
@@ -230,6 +239,14 @@ class Difference:
             yield (
                 self._what(f"is missing; it seems to be in schema {self.home} now"),
                 f"alter {self.kind} {place} set schema {_quoted(self.schema)}",
+            )
+        elif self.like is not None:
+            yield (
+                self._what(f"is not part of this release, and like {self.like}"),
+                (
+                    f"compare its rows with those of {self.like}: one of the two is to "
+                    "be dropped, and what is left to have that name"
+                ),
             )
         elif self.wanted is None:
             yield self._what("is not part of this release"), self._drop()
@@ -359,10 +376,17 @@ class Difference:
         wanted = self.wanted or {}
         if self.kind == "column":
             rest = f" default {wanted['default']}" if wanted["default"] else ""
-            rest += " not null" if wanted["not null"] else ""
-            return (
+            make = (
                 f"{self._table(wanted)} add column {_quoted(wanted['column'])} "
-                f"{wanted['type']}{rest}"
+                f"{self._type()}{rest}"
+            )
+            if not wanted["not null"]:
+                return make
+            if rest:
+                return f"{make} not null"
+            return (
+                f"{make}; then fill it, from a backup for instance; then "
+                f"{self._column()} set not null"
             )
         if self.kind == "constraint":
             return (
@@ -374,7 +398,8 @@ class Difference:
     def _change(self, field: str) -> str:
         wanted = self.wanted or {}
         if self.kind == "column":
-            return f"{self._column()} {_of_column(field, wanted[field])}"
+            value = self._type() if field == "type" else wanted[field]
+            return f"{self._column()} {_of_column(field, value)}"
         if self.kind == "constraint":
             return self._change_constraint(field)
         if self.kind == "domain" and field == "not null":
@@ -386,6 +411,13 @@ class Difference:
             "persistence": f"alter table {self.place} set logged",
             "owner": f"alter schema {self.place} owner to {_quoted(str(wanted[field]))}",
         }.get(field, f"drop {self._noun()} {self.place} cascade")
+
+    def _type(self) -> str:
+        """Name a column's type as it is named where the search_path is another."""
+        wanted = self.wanted or {}
+        if wanted["domain"] is None:
+            return str(wanted["type"])
+        return f"{_quoted(self.schema)}.{_quoted(wanted['domain'])}"
 
     def _column(self) -> str:
         wanted = self.wanted or {}
@@ -508,18 +540,39 @@ def _compare(
         *(
             Difference(schema, *key, None, wanted[key], home=home)
             for key, home in sorted(moved.items())
-            if key[0] != "sequence"  # an identity's, which goes with its table
         ),
         *(
-            Difference(schema, *key, found.get(key), wanted.get(key))
+            Difference(
+                schema,
+                *key,
+                found.get(key),
+                wanted.get(key),
+                like=None if key in wanted else _like(key, found, wanted),
+            )
             for key in sorted((found.keys() | wanted.keys()) - implied - told)
         ),
     ]
 
 
+def _like(key: tuple[str, str], found: Described, wanted: Described) -> str | None:
+    """Tell which table of the release a stray one has the columns of."""
+    if key[0] != "table":
+        return None
+    alike = _alike(key, found)
+    return next(
+        (
+            other[1]
+            for other in sorted(wanted)
+            if other[0] == "table" and _alike(other, wanted) == alike
+        ),
+        None,
+    )
+
+
 def _places(key: tuple[str, str], fields: Fields) -> Iterator[tuple[str, str]]:
     """Name the tables, views and domains that an object may belong to."""
-    owner = fields.get({"column": "table", "constraint": "on"}.get(key[0], "of"))
+    places = {"column": "table", "sequence": "table", "constraint": "on"}
+    owner = fields.get(places.get(key[0], "of"))
     if owner is not None:
         yield from ((kind, owner) for kind in ("table", "view", "domain"))
 
@@ -568,7 +621,7 @@ def _alike(key: tuple[str, str], described: Described) -> list[Any] | None:
     what = {
         "column": ("relkind", "table", "type", "not null", "default", "identity"),
         "constraint": ("of", "on", "definition"),
-        "sequence": ("relkind", "persistence"),
+        "sequence": ("relkind", "persistence", "table"),
         "domain": ("type", "not null"),
         "type": ("definition",),
     }.get(kind)

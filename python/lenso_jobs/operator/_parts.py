@@ -24,8 +24,10 @@ class Part:
     changes: tuple[str, ...] = ()
     """What it does, in words, where the SQL finds that out for itself."""
     transactional: bool = True
-    migration: str = ""
+    applies: str = ""
     """The migration that it applies, where it does."""
+    records: str = ""
+    """The migration that had been applied, and only is recorded."""
 
 
 def run(connection: psycopg.Connection[Any], part: Part) -> Any:  # noqa: ANN401

@@ -11,17 +11,24 @@ import psycopg
 from psycopg import sql
 
 from lenso_jobs._assets import asset_dir
-from lenso_jobs.operator._changes import KINDS, Changes, changes
+from lenso_jobs.operator._changes import Changes, changes
 from lenso_jobs.operator._migrations import (
     YOYO_TABLES,
     Migration,
     bookkeeping,
+    installed_version,
     mark,
     opening,
     require_known,
 )
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._repair import repairing
+from lenso_jobs.operator._roles import (
+    groups_of,
+    missing,
+    require_named,
+    require_own,
+)
 from lenso_jobs.operator._session import (
     SETTINGS,
     OperatorError,
@@ -108,6 +115,7 @@ def find_changes(
         psycopg.Error: The server cannot be reached.
     """
     with _looking(conninfo, configuration) as connection:
+        require_named(connection, configuration)
         require_instance(connection, configuration.schema_)
         return changes(connection, configuration, drop_queues=drop_queues)
 
@@ -141,6 +149,7 @@ def _parts(
     *,
     drop_queues: bool,
 ) -> Iterator[Part]:
+    require_own(connection, configuration)
     found = changes(connection, configuration, drop_queues=drop_queues)
     if act == "configure":
         require_instance(connection, configuration.schema_)
@@ -166,17 +175,15 @@ def _upgrading(
     if not repair_too:
         yield from migrations
         return
-    if migrations:
+    if any(part.applies for part in migrations):
         raise _untold("migrations are pending", "upgrade")
-    groups = [f"{configuration.prefix}_{kind}" for kind in KINDS]
-    there = connection.execute(
-        "select count(*) from pg_roles where rolname = any (%s)", (groups,)
-    ).fetchone()
-    if there != (len(groups),):
+    require_named(connection, configuration)
+    if missing(connection, *groups_of(configuration).values()):
         raise _untold("group roles are missing", "setup")
     roles = changes(connection, configuration).roles
     if roles:
         yield bootstrapping(configuration, roles)
+    yield from migrations
     yield from repairing(connection, configuration)
 
 
@@ -231,11 +238,16 @@ def migrating(
     pending = require_known(connection, schema, instance=instance)
     if not holds(connection, schema, *YOYO_TABLES):
         yield Part("the tables of the migration tool", (bookkeeping(configuration),))
+    version = installed_version(connection, schema)
     for migration in pending:
-        yield from applying(migration, configuration)
+        if migration.number > version:
+            yield from _applying(migration, configuration)
+        else:
+            # Where something was renamed since, it would be made anew, and be empty.
+            yield _recording(migration, configuration, migration.name)
 
 
-def applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
+def _applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
     """Prepare one migration, and the record of it."""
     title = f"migration {migration.name}"
     if migration.transactional:
@@ -246,7 +258,7 @@ def applying(migration: Migration, configuration: Configuration) -> Iterator[Par
                 *migration.statements,
                 mark(migration, configuration),
             ),
-            migration=migration.name,
+            applies=migration.name,
         )
         return
     names = {
@@ -263,11 +275,18 @@ def applying(migration: Migration, configuration: Configuration) -> Iterator[Par
             *SETTINGS,
         ),
         transactional=False,
-        migration=migration.name,
+        applies=migration.name,
     )
-    yield Part(
-        f"the record of {title}",
+    yield _recording(migration, configuration)
+
+
+def _recording(
+    migration: Migration, configuration: Configuration, records: str = ""
+) -> Part:
+    return Part(
+        f"the record of migration {migration.name}",
         (opening(configuration), mark(migration, configuration)),
+        records=records,
     )
 
 

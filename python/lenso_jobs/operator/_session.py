@@ -24,6 +24,8 @@ SETTINGS = (
     # own search_path could put a closer match in front of PostgreSQL's functions.
     "set search_path = pg_catalog, pg_temp",
     "set default_transaction_isolation = 'read committed'",
+    # What the server describes is compared by name.
+    "set quote_all_identifiers = off",
     f"set lock_timeout = '{PATIENCE_SECONDS:.0f}s'",
 )
 

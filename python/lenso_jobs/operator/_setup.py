@@ -19,6 +19,7 @@ from lenso_jobs.operator._plan import (
     storing,
 )
 from lenso_jobs.operator._repair import repairing
+from lenso_jobs.operator._roles import require_named
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
@@ -47,6 +48,8 @@ class SetupReport:
     """The migrations it applied, in order."""
     configured: bool
     """Whether the stored configuration changed."""
+    recorded: tuple[str, ...] = ()
+    """The migrations that had been applied, and were only recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class UpgradeReport:
     """The migrations it applied, in order."""
     repaired: tuple[str, ...] = ()
     """What it mended: the differences that ``check`` would have found."""
+    recorded: tuple[str, ...] = ()
+    """The migrations that had been applied, and were only recorded."""
 
 
 def setup(
@@ -86,11 +91,13 @@ def setup(
         connected(conninfo, configuration) as connection,
         exclusively(connection, configuration),
     ):
+        require_named(connection, configuration)
         bootstrap(connection, configuration)
-        applied = _migrate(
+        applied, recorded = _migrate(
             connection, configuration, say, instance=False, break_lock=break_lock
         )
-        return SetupReport(applied, bool(run(connection, storing(configuration))))
+        stored = bool(run(connection, storing(configuration)))
+        return SetupReport(applied, stored, recorded)
 
 
 def upgrade(
@@ -126,13 +133,15 @@ def upgrade(
         exclusively(connection, configuration),
     ):
         require_known(connection, configuration.schema_, instance=True)
+        if repair_too:
+            require_named(connection, configuration)
         if repair_too and changes(connection, configuration).roles:
             bootstrap(connection, configuration)
-        applied = _migrate(
+        applied, recorded = _migrate(
             connection, configuration, say, instance=True, break_lock=break_lock
         )
         repaired = _repair(connection, configuration, say) if repair_too else ()
-        return UpgradeReport(applied, repaired)
+        return UpgradeReport(applied, repaired, recorded)
 
 
 def configure(
@@ -159,6 +168,7 @@ def configure(
         connected(conninfo, configuration) as connection,
         exclusively(connection, configuration),
     ):
+        require_named(connection, configuration)
         require_instance(connection, schema)
         part = configuring(configuration, drop_queues=drop_queues)
         try:
@@ -214,11 +224,14 @@ def _migrate(
     *,
     instance: bool,
     break_lock: bool,
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unlock(connection, configuration, say, break_lock=break_lock)
     parts = tuple(migrating(connection, configuration, instance=instance))
     _run_patiently(connection, parts, say)
-    return tuple(part.migration for part in parts if part.migration)
+    return (
+        tuple(part.applies for part in parts if part.applies),
+        tuple(part.records for part in parts if part.records),
+    )
 
 
 def _repair(

@@ -1,0 +1,185 @@
+"""Roles of an Instance that are there under another name, or are somebody else's too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from lenso_jobs.operator._changes import KINDS, MEMBERS, declared, stored_callers
+from lenso_jobs.operator._session import OperatorError, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from lenso_jobs.config import Configuration
+
+# Who may call all of these that there are, and nobody else, is the group.
+_VERBS = {
+    "producer": ["enqueue", "enqueue_many"],
+    "worker": ["claim", "renew", "complete", "fail"],
+    "observer": ["inspect", "inspect_queues", "inspect_health", "explain_job"],
+    "operator": ["purge", "redrive", "retire_expired"],
+}
+_OWNER = """
+select r.rolname::text
+from pg_namespace as n
+join pg_roles as r on r.oid = n.nspowner
+where n.nspname = %(schema)s and r.rolname <> %(owner)s and not r.rolcanlogin
+    and exists (
+        select from pg_class as c
+        where c.relnamespace = n.oid and c.relname = 'live_job' and c.relowner = r.oid
+    )
+"""
+_GROUP = """
+select r.rolname::text
+from pg_proc as p
+join pg_namespace as n on n.oid = p.pronamespace
+cross join aclexplode(p.proacl) as x
+join pg_roles as r on r.oid = x.grantee
+where n.nspname = %(schema)s and p.proname = any (%(verbs)s)
+    and r.oid <> p.proowner and r.rolname <> all (%(groups)s) and not r.rolcanlogin
+group by 1
+having count(distinct p.proname) = (
+    select count(distinct p.proname)
+    from pg_proc as p
+    join pg_namespace as n on n.oid = p.pronamespace
+    where n.nspname = %(schema)s and p.proname = any (%(verbs)s)
+)
+"""
+_ELSEWHERE = """
+select r.rolname::text, min(d.datname)::text
+from pg_shdepend as s
+join pg_roles as r on r.oid = s.refobjid
+join pg_database as d on d.oid = s.dbid
+where s.refclassid = 'pg_authid'::regclass and r.rolname = any (%s)
+    and d.datname <> current_database() and not d.datistemplate
+group by 1
+order by 1
+"""
+
+
+def groups_of(configuration: Configuration) -> dict[str, str]:
+    """Name the group roles, by kind."""
+    return {kind: f"{configuration.prefix}_{kind}" for kind in KINDS}
+
+
+def missing(connection: psycopg.Connection[Any], *names: str) -> list[str]:
+    """Tell which roles do not exist."""
+    rows = connection.execute(
+        "select rolname::text from pg_roles where rolname = any (%s)", (list(names),)
+    )
+    there = {name for (name,) in rows}
+    return [name for name in names if name not in there]
+
+
+def renamed_group(
+    connection: psycopg.Connection[Any], configuration: Configuration, kind: str
+) -> str | None:
+    """Find the one other role that has what the group would have."""
+    groups = groups_of(configuration)
+    rows = connection.execute(
+        _OWNER if kind == "owner" else _GROUP,
+        {
+            "schema": configuration.schema_,
+            "owner": configuration.owner,
+            "groups": [*groups.values()],
+            "verbs": _VERBS.get(kind),
+        },
+    ).fetchall()
+    return rows[0][0] if len(rows) == 1 else None
+
+
+def renamed_callers(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> dict[str, str]:
+    """Find the callers whose memberships one undeclared role has, and they have gone."""
+    groups = groups_of(configuration)
+    wanted = declared(configuration)
+    held: dict[str, set[str]] = {}
+    for group, name, _ in connection.execute(
+        MEMBERS, ([groups[kind] for kind in KINDS[1:4]],)
+    ).fetchall():
+        if name not in wanted:
+            held.setdefault(name, set()).add(group)
+    renamed = {}
+    for name in missing(connection, *wanted):
+        should = {groups[kind] for kind in wanted[name]}
+        alike = [stray for stray, has in held.items() if has == should]
+        if len(alike) == 1:
+            renamed[name] = alike[0]
+            del held[alike[0]]
+    return renamed
+
+
+def elsewhere(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> Iterator[tuple[str, str]]:
+    """Say which group roles are not this Instance's alone, and what to do about it."""
+    groups = [*groups_of(configuration).values()]
+    for role, database in connection.execute(_ELSEWHERE, (groups,)).fetchall():
+        yield (
+            f"role {role} owns or may do something in database {database}",
+            (
+                "set role_prefix in the document if another Instance is there: the "
+                "callers of one can act in the other; else revoke it there"
+            ),
+        )
+
+
+def rename(old: str, new: str) -> str:
+    """Write what gives a role its name back."""
+    return (
+        sql.SQL("alter role {} rename to {}")
+        .format(sql.Identifier(old), sql.Identifier(new))
+        .as_string(None)
+    )
+
+
+def require_named(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> None:
+    """Refuse where bootstrap.sql would make a second role, with none of its rights.
+
+    Raises:
+        OperatorError: A role of the Instance was renamed.
+    """
+    renamed = {
+        name: other
+        for kind, name in groups_of(configuration).items()
+        if missing(connection, name)
+        and (other := renamed_group(connection, configuration, kind))
+    }
+    # Who was never declared may be a new caller, and the other somebody's own.
+    known = stored_callers(connection, configuration.schema_)
+    renamed |= {
+        name: other
+        for name, other in renamed_callers(connection, configuration).items()
+        if name in known and other not in known
+    }
+    for name, other in renamed.items():
+        raise OperatorError(
+            f"role {name} does not exist; it seems to be {other} now; "
+            f"run this first: {rename(other, name)}"
+        )
+
+
+def require_own(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> None:
+    """Refuse what bootstrap.sql would refuse: the roles and the schema of others.
+
+    Raises:
+        OperatorError: They are not this Instance's alone; or as ``require_named``.
+    """
+    require_named(connection, configuration)
+    for what, remedy in elsewhere(connection, configuration):
+        raise OperatorError(f"{what}; {remedy}")
+    schema, owner = configuration.schema_, configuration.owner
+    if owner_of(connection, schema) not in (None, owner):
+        raise OperatorError(
+            f"schema {schema} exists and is not {owner}'s; choose another schema, or "
+            "the role_prefix it was set up with"
+        )
