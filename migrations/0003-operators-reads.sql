@@ -384,7 +384,9 @@ from (
             'may overlook it for up to 30 seconds.'::text
         ),
         (
-            'scheduled', 'It is not due before the time its producer asked for.',
+            'scheduled',
+            'It is not due yet: its producer asked for a later time, or the clock '
+            'went back.',
             'Wait until then.'
         ),
         (
@@ -533,7 +535,7 @@ from (
         ),
         (
             'index_unusable', 'critical',
-            'An index is missing, or was never finished.',
+            'An index is missing, was never finished, or is not as installed.',
             'lenso-jobs check says what mends it.'
         ),
         (
@@ -716,6 +718,13 @@ begin
         p_answer.until := p_available_at;
         return p_answer;
     end if;
+    -- Whoever works or not, it is never begun again.
+    if p_lease_owner is not null and p_answer.attempt >= p_answer.max_attempts then
+        p_answer.reason := 'attempts_exhausted';
+        p_answer.since := p_lease_expires_at;
+        p_answer.who := p_lease_owner;
+        return p_answer;
+    end if;
     if not exists (select from caller as c where c.is_worker) then
         p_answer.reason := 'no_declared_worker';
         return p_answer;
@@ -755,10 +764,7 @@ begin
         p_answer.reason := 'ready';
         return p_answer;
     end if;
-    p_answer.reason := case
-        when p_answer.attempt < p_answer.max_attempts then 'lease_expired'
-        else 'attempts_exhausted'
-    end;
+    p_answer.reason := 'lease_expired';
     p_answer.since := p_lease_expires_at;
     p_answer.who := p_lease_owner;
     return p_answer;
@@ -1301,7 +1307,16 @@ as $$
     union all
     select
         'index', r.relname::text,
-        case when i.indisvalid and i.indisready then 'usable' else 'broken' end
+        case when i.indisvalid and i.indisready then concat_ws(
+            '|', i.indisunique, i.indpred is null, i.indoption,
+            array(
+                select t.attname
+                from unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
+                join pg_attribute as t
+                    on t.attrelid = i.indrelid and t.attnum = k.attnum
+                order by k.place
+            )
+        ) else 'broken' end
     from pg_index as i
     join relation as r on r.oid = i.indexrelid
     union all

@@ -10,7 +10,9 @@ from (
             'may overlook it for up to 30 seconds.'::text
         ),
         (
-            'scheduled', 'It is not due before the time its producer asked for.',
+            'scheduled',
+            'It is not due yet: its producer asked for a later time, or the clock '
+            'went back.',
             'Wait until then.'
         ),
         (
@@ -159,7 +161,7 @@ from (
         ),
         (
             'index_unusable', 'critical',
-            'An index is missing, or was never finished.',
+            'An index is missing, was never finished, or is not as installed.',
             'lenso-jobs check says what mends it.'
         ),
         (

@@ -32,6 +32,13 @@ begin
         p_answer.until := p_available_at;
         return p_answer;
     end if;
+    -- Whoever works or not, it is never begun again.
+    if p_lease_owner is not null and p_answer.attempt >= p_answer.max_attempts then
+        p_answer.reason := 'attempts_exhausted';
+        p_answer.since := p_lease_expires_at;
+        p_answer.who := p_lease_owner;
+        return p_answer;
+    end if;
     if not exists (select from caller as c where c.is_worker) then
         p_answer.reason := 'no_declared_worker';
         return p_answer;
@@ -71,10 +78,7 @@ begin
         p_answer.reason := 'ready';
         return p_answer;
     end if;
-    p_answer.reason := case
-        when p_answer.attempt < p_answer.max_attempts then 'lease_expired'
-        else 'attempts_exhausted'
-    end;
+    p_answer.reason := 'lease_expired';
     p_answer.since := p_lease_expires_at;
     p_answer.who := p_lease_owner;
     return p_answer;

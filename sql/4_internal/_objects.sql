@@ -56,7 +56,16 @@ as $$
     union all
     select
         'index', r.relname::text,
-        case when i.indisvalid and i.indisready then 'usable' else 'broken' end
+        case when i.indisvalid and i.indisready then concat_ws(
+            '|', i.indisunique, i.indpred is null, i.indoption,
+            array(
+                select t.attname
+                from unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
+                join pg_attribute as t
+                    on t.attrelid = i.indrelid and t.attnum = k.attnum
+                order by k.place
+            )
+        ) else 'broken' end
     from pg_index as i
     join relation as r on r.oid = i.indexrelid
     union all

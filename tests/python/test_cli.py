@@ -56,7 +56,11 @@ def test_setup_answers_in_json(fresh):
     _, second, _ = fresh("setup", "--json")
 
     assert json.loads(first)["configured"] is True
-    assert json.loads(second) == {"migrations": [], "configured": False}
+    assert json.loads(second) == {
+        "migrations": [],
+        "recorded": [],
+        "configured": False,
+    }
 
 
 def test_a_stale_lock_is_told_and_broken_on_request(fresh, monkeypatch):

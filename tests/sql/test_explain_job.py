@@ -143,23 +143,36 @@ def test_a_running_job_is_leased_by_its_worker_until_then(enqueue, claim, owner,
 
 
 @pytest.mark.parametrize(
-    ("attempts", "reason"), [(2, "lease_expired"), (1, "attempts_exhausted")]
+    ("attempts", "of_that_reason"),
+    [
+        (2, {"reason": "lease_expired", "ahead": 0}),
+        (1, {"reason": "attempts_exhausted"}),
+    ],
 )
 def test_a_lapsed_lease_waits_for_the_next_claim(
-    enqueue, claim, expire, owner, facts, attempts, reason
+    enqueue, claim, expire, owner, facts, attempts, of_that_reason
 ):
     job_id = enqueue(max_attempts=attempts)
     claim()
     expire(job_id)
 
-    assert facts(job_id) == {
-        "reason": reason,
+    assert facts(job_id) == of_that_reason | {
         "since": owner.value("select lease_expires_at from live_job"),
         "who": "email-worker",
         "attempt": 1,
         "max_attempts": attempts,
-        "ahead": 0,
     }
+
+
+def test_that_no_attempt_is_left_is_told_whoever_works(
+    enqueue, claim, expire, owner, explain
+):
+    job_id = enqueue(max_attempts=1)
+    claim()
+    expire(job_id)
+    owner.execute("update caller set is_worker = false, is_observer = true")
+
+    assert explain(job_id)["reason"] == "attempts_exhausted"
 
 
 @pytest.mark.parametrize(

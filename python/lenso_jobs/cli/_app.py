@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import wraps
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import psycopg
 import typer
@@ -37,6 +38,26 @@ from lenso_jobs.errors import JobsError
 from lenso_jobs.operator import OperatorError
 from lenso_jobs.secrets import SecretNotFound
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+
+
+def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
+    """Say a word at Ctrl-C, which typer would end without one."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            refuse("interrupted", None)
+            raise typer.Exit(130) from None
+
+    return run
+
+
 app = typer.Typer(
     name="lenso-jobs",
     help="A durable single-step job queue that lives in PostgreSQL.\n\n"
@@ -53,7 +74,7 @@ for command in (
     *(stats, health, explain, inspect, failures),
     *(redrive, purge, retire, metrics, work, demo),
 ):
-    app.command()(command)
+    app.command()(_interruptible(command))
 
 
 def _say_version(wanted: bool) -> None:
@@ -109,9 +130,6 @@ def main() -> None:
     except psycopg.Error as error:
         refuse(*_of_the_server(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        refuse("interrupted", None)
-        sys.exit(130)
     except UnicodeEncodeError as error:
         refuse(
             f"the output is in {error.encoding}, which lacks a character",
@@ -129,6 +147,14 @@ def main() -> None:
 
 def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
     """Say what the server said, and what usually mends it."""
+    if error.sqlstate is None and "FATAL" in str(error):
+        return (
+            f"the server refuses the connection: {str(error).strip()}",
+            (
+                "Check that the role of the secret named by database_url_secret may log "
+                "in, with that password, and that a connection is free."
+            ),
+        )
     if error.sqlstate is None:
         return (
             f"the server cannot be reached: {str(error).strip()}",
@@ -137,7 +163,8 @@ def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
                 "database_url_secret holds the right URL."
             ),
         )
-    return (
-        f"{error.diag.message_primary} ({error.sqlstate})",
-        error.diag.message_hint or _HINTS.get(error.sqlstate),
-    )
+    hint = error.diag.message_hint or _HINTS.get(error.sqlstate)
+    if error.sqlstate == "2BP01":
+        # The server would have us drop them, too; these are their names.
+        hint = error.diag.message_detail
+    return f"{error.diag.message_primary} ({error.sqlstate})", hint

@@ -62,15 +62,21 @@ def require_terminal_or(yes: bool) -> None:
 
 def ask(question: str) -> None:
     """Go on only where somebody says so."""
-    if not typer.confirm(question, err=True):
-        _render.refuse("nothing was done", None)
-        raise typer.Exit(1)
+    code = 1
+    try:
+        if typer.confirm(question, err=True):
+            return
+    except typer.Abort as error:
+        code = 130 if isinstance(error.__context__, KeyboardInterrupt) else 1
+        _render.err.print()
+    _render.refuse("nothing was done", None)
+    raise typer.Exit(code)
 
 
 def tried(instance: Instance, act: Callable[[int], int]) -> Count:
     """Count by doing one call in a transaction that is rolled back."""
     with instance.connection.transaction(force_rollback=True):
-        count = act(MOST)
+        count = int(act(MOST))
     return Count(count, is_exact=count < MOST)
 
 

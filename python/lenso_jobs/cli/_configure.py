@@ -34,12 +34,15 @@ def configure(
         False if dry_run else store(configuration, conninfo, drop_queues=drop_queues)
     )
     if json:
-        _render.as_json({"configured": changed, "changes": words})
+        configured = not dry_run and (changed or bool(words))
+        _render.as_json(
+            {"dry_run": dry_run, "configured": configured, "changes": words}
+        )
     elif dry_run:
         _render.out.print("nothing was changed" if words else "nothing would change")
     elif changed:
         _render.out.print("stored the configuration")
     elif words:
-        _render.out.print("the stored configuration was right already")
+        _render.out.print("done; the stored configuration was right already")
     else:
         _render.out.print("nothing changed")

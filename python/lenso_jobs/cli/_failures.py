@@ -51,13 +51,15 @@ def failures(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
 
 
 def _columns(found: Sequence[InspectedFailure]) -> Iterator[Column]:
-    def column(title: str, values: Iterator[str], spare: int) -> Column:
-        return Column(title, [Text(each) for each in values], spare, is_number=False)
+    def column(title: str, name: str, spare: int) -> Column:
+        cells = [Text(getattr(each, name)) for each in found]
+        return Column(title, cells, spare, is_number=False, is_name=True)
 
-    yield column("job", (str(each.job_id) for each in found), 0)
-    yield column("failure code", (each.failure_code for each in found), 1)
-    yield column("ended", (_words.time(each.ended_at) for each in found), 2)
-    yield column("queue", (each.queue for each in found), 3)
-    yield column("kind", (each.kind for each in found), 4)
+    yield Column("job", [Text(str(each.job_id)) for each in found], is_number=False)
+    yield column("failure code", "failure_code", 1)
+    ends = [Text(_words.time(each.ended_at)) for each in found]
+    yield Column("ended", ends, 2, is_number=False)
+    yield column("queue", "queue", 3)
+    yield column("kind", "kind", 4)
     yield Column("attempts", [Text(f"{each.attempts}") for each in found], 6)
-    yield column("worker", (each.worker for each in found), 5)
+    yield column("worker", "worker", 5)

@@ -9,7 +9,6 @@ from socket import AF_INET6
 from socketserver import ThreadingTCPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -109,6 +108,7 @@ class MetricsServer(ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], read: Callable[[], bytes]) -> None:
         if ":" in address[0]:
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         # Who asked may have gone.
         with suppress(ConnectionError):
-            if urlsplit(self.path).path != "/metrics":
+            if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404)
                 return
             answer = self.server.read()
@@ -134,7 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", _CONTENT_TYPE)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            if self.command != "HEAD":
+                self.wfile.write(answer)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the base's
         """Keep no account of who asked."""

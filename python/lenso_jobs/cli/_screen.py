@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STYLES = {"critical": "bold red", "warning": "yellow", "notice": "cyan"}
 _GAP = 2
+# What is left of a name on the narrowest terminal.
+_LEAST = 12
 _SLOW, _STANDING = timedelta(minutes=1), timedelta(minutes=10)
 
 
@@ -43,11 +45,17 @@ class Column(NamedTuple):
     cells: Sequence[Text]
     spare: int = 0
     is_number: bool = True
+    is_name: bool = False
+    """Whether it is cut before a number is left out."""
 
     @property
     def width(self) -> int:
         """Tell how wide its widest cell is."""
         return max(cell_len(self.title), *(each.cell_len for each in self.cells), 0)
+
+    def least(self, most: int) -> int:
+        """Tell how narrow it may be."""
+        return min(self.width, most) if self.is_name else self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +66,30 @@ class Grid:
     rows: int | None = None
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Leave out the columns that are most easily spared."""
-        kept = list(self.columns)
-        while (
-            len(kept) > 1
-            and sum(each.width + _GAP for each in kept) > options.max_width
-        ):
+        """Cut names, then leave out the columns that are most easily spared."""
+        kept = [each._replace(cells=each.cells[: self.rows]) for each in self.columns]
+        most = max(_LEAST, options.max_width // 3)
+        while len(kept) > 1 and _width(kept, most) > options.max_width:
             kept.remove(max(kept, key=lambda each: each.spare))
+        room = max(0, options.max_width - _width(kept, most))
         table = Table(box=None, padding=(0, 0, 0, _GAP), header_style="dim")
         for column in kept:
+            more = min(column.width - column.least(most), room)
+            room -= more
             table.add_column(
                 Text(column.title),
                 justify="right" if column.is_number else "left",
+                max_width=column.least(most) + more,
                 no_wrap=True,
                 overflow="ellipsis",
             )
-        rows = list(zip(*(each.cells for each in kept), strict=True))
-        for row in rows[: self.rows]:
+        for row in zip(*(each.cells for each in kept), strict=True):
             table.add_row(*row)
         yield table
+
+
+def _width(columns: Sequence[Column], most: int) -> int:
+    return sum(each.least(most) + _GAP for each in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +250,10 @@ def _queues(queues: Sequence[InspectedQueue], now: datetime) -> Iterator[Column]
             yield _count(getattr(queue, name), is_estimate=queue.is_estimate)
 
     yield Column(
-        "queue", [_name(q.queue, q.is_declared) for q in queues], is_number=False
+        "queue",
+        [_name(q.queue, q.is_declared) for q in queues],
+        is_number=False,
+        is_name=True,
     )
     yield Column("ready", list(counts("ready")), 1)
     yield Column("oldest", [_waiting(q.oldest_ready_age) for q in queues], 2)
@@ -264,8 +280,12 @@ def _queues(queues: Sequence[InspectedQueue], now: datetime) -> Iterator[Column]
 
 
 def _codes(codes: Sequence[tuple[InspectedQueue, str, int]]) -> Iterator[Column]:
-    yield Column("queue", [Text(q.queue) for q, _, _ in codes], is_number=False)
-    yield Column("code", [Text(code) for _, code, _ in codes], 1, is_number=False)
+    yield Column(
+        "queue", [Text(q.queue) for q, _, _ in codes], is_number=False, is_name=True
+    )
+    yield Column(
+        "code", [Text(code) for _, code, _ in codes], 1, is_number=False, is_name=True
+    )
     yield Column("jobs", [_count(count) for _, _, count in codes], 2)
     yield Column(
         "of all ends",
@@ -276,7 +296,10 @@ def _codes(codes: Sequence[tuple[InspectedQueue, str, int]]) -> Iterator[Column]
 
 def _workers(workers: Sequence[InspectedWorker], now: datetime) -> Iterator[Column]:
     yield Column(
-        "worker", [_name(w.worker, w.is_declared) for w in workers], is_number=False
+        "worker",
+        [_name(w.worker, w.is_declared) for w in workers],
+        is_number=False,
+        is_name=True,
     )
     yield Column("sessions", [_sessions(w) for w in workers], 2)
     yield Column(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -30,13 +31,7 @@ def setup(
         configuration, conninfo, break_lock=break_lock, say=_render.say_aside
     )
     if json:
-        _render.as_json(
-            {
-                "migrations": report.migrations,
-                "recorded": report.recorded,
-                "configured": report.configured,
-            }
-        )
+        _render.as_json(asdict(report))
         return
     _render.migrations(report.migrations, report.recorded)
     if report.configured:

@@ -100,7 +100,9 @@ def _fields(snapshot: Snapshot) -> dict[str, Any]:
 
 def _watch(opened: Opened, every: float, *, machine: bool) -> None:
     with suppress(KeyboardInterrupt), closing(_snapshots(opened, every)) as snapshots:
-        if not machine and _render.out.is_terminal:
+        # Nothing is drawn where a terminal cannot be drawn on.
+        console = _render.out
+        if not machine and console.is_terminal and not console.is_dumb_terminal:
             _live(snapshots, every)
             return
         for each in snapshots:

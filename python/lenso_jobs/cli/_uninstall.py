@@ -52,17 +52,13 @@ def uninstall(
 
 def _tell(removal: Removal, *, keep_data: bool, done: bool) -> None:
     objects = ", ".join(f"{count} {kind}" for kind, count in removal.objects.items())
-    jobs = f"{removal.live_jobs} live and {removal.kept_jobs} kept jobs"
+    holds = f"{objects}, {removal.live_jobs} live and {removal.kept_jobs} kept jobs"
     if keep_data:
-        verb = "was" if done else "would be"
-        _render.say(
-            f"schema {removal.schema} {verb} left to its owner: {objects}, {jobs}"
-        )
-        _render.say(f"every membership in its groups {verb} revoked")
+        _tell_kept(removal, holds, "was" if done else "would be")
         return
     verb = "dropped" if done else "would drop"
     if removal.objects:
-        _render.say(f"{verb} schema {removal.schema}: {objects}, {jobs}")
+        _render.say(f"{verb} schema {removal.schema}: {holds}")
     for role in removal.roles:
         _render.say(f"{verb} role {role}")
     for role, reason in removal.left:
@@ -72,3 +68,13 @@ def _tell(removal: Removal, *, keep_data: bool, done: bool) -> None:
     if not done:
         for each in removal.dependents:
             _render.say(f"in the way: {each} depends on the schema")
+
+
+def _tell_kept(removal: Removal, holds: str, verb: str) -> None:
+    _render.say(f"schema {removal.schema} {verb} left to its owner: {holds}")
+    left = dict(removal.left)
+    for member, group in removal.members:
+        if group not in left:
+            _render.say(f"{group} {verb} revoked from {member}")
+    for group, reason in removal.left:
+        _render.say(f"members of {group} are left: {reason}")

@@ -36,6 +36,7 @@ join pg_roles as g on g.oid = m.roleid
 join pg_roles as b on b.oid = m.grantor
 where g.rolname = any (%s)
     and coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true)
+order by 1, 2
 """
 
 

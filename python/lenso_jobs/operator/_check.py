@@ -92,7 +92,7 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
             with connection.transaction(force_rollback=True):
                 connection.execute("set transaction read write")
                 connection.execute("set local lock_timeout = '5s'")
-                return _findings(connection, configuration)
+                found = _findings(connection, configuration)
         except psycopg.errors.FeatureNotSupported as error:
             raise OperatorError(
                 f"cannot tell: {error.diag.message_primary}; ask the primary"
@@ -102,6 +102,14 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
                 f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
                 "the Instance and may create a schema in the database"
             ) from None
+    # What the commands leave comes first: it may be in the way of one.
+    return sorted(found, key=_turn)
+
+
+def _turn(finding: Finding) -> int:
+    commands = (f"{_UPGRADE} --break-lock", _UPGRADE, REPAIR, _CONFIGURE)
+    is_command = finding.remedy in commands
+    return 1 + commands.index(finding.remedy) if is_command else 0
 
 
 def _of_roles(
@@ -127,9 +135,9 @@ def _of_roles(
             "choose another schema and run: lenso-jobs setup"
         )
     return [
-        *groups,
         *_members(connection, configuration),
         *_powers(connection, configuration),
+        *groups,
     ]
 
 
@@ -152,20 +160,23 @@ def _findings(
 ) -> list[Finding]:
     schema = configuration.schema_
     groups = [*_groups(connection, configuration)]
-    # First, since nothing that is told below could be done.
-    found = [*_read_only(connection, configuration), *_versions(connection, schema)]
+    found = [
+        # First, since nothing that is told below could be done.
+        *_read_only(connection, configuration),
+        *_versions(connection, schema),
+        # Before the groups have their names again: it is told by those they have.
+        *_members(connection, configuration),
+        *_powers(connection, configuration),
+        *groups,
+    ]
     if not groups:
         found += _bookkeeping(connection, configuration)
     if not groups and _is_of_this_release(connection, schema):
-        # What a repair leaves comes first: it may be in the way of one.
         different = differences(connection, schema)
-        found += sorted(
-            (
-                Finding(what, remedy)
-                for difference in different
-                for what, remedy in difference.findings()
-            ),
-            key=lambda finding: finding.remedy == REPAIR,
+        found += (
+            Finding(what, remedy)
+            for difference in different
+            for what, remedy in difference.findings()
         )
         if not different and not is_sealed(connection, schema):
             found.append(Finding(UNSEALED, REPAIR))
@@ -175,12 +186,7 @@ def _findings(
         found += _policy(connection, configuration)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         connection.execute("rollback to savepoint policy")
-    return [
-        *found,
-        *groups,
-        *_members(connection, configuration),
-        *_powers(connection, configuration),
-    ]
+    return found
 
 
 def _versions(connection: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
@@ -338,7 +344,7 @@ def _members(
             yield Finding(
                 f"role {name} is a superuser", _sql("alter role {} nosuperuser", name)
             )
-        elif can_log_in:
+        if can_log_in:
             yield Finding(
                 f"role {name} can log in", _sql("alter role {} nologin", name)
             )

@@ -39,6 +39,13 @@ select 'function', p.oid::regprocedure::text, jsonb_build_object(
     'definition', case when p.prokind in ('f', 'p') then pg_get_functiondef(p.oid) end,
     'signature', concat(pg_get_function_arguments(p.oid), ' ',
         pg_get_function_result(p.oid)),
+    'called', quote_ident(p.proname),
+    'arguments', (
+        select coalesce(jsonb_agg(
+            case when t.typnamespace = o.oid then jsonb_build_array(t.typname)
+            else to_jsonb(format_type(t.oid, null)) end order by a.i), '[]')
+        from unnest(p.proargtypes::oid[]) with ordinality as a (oid, i)
+        join pg_type as t on t.oid = a.oid),
     'owner', pg_get_userbyid(p.proowner),
     'grants', {_ACL.format("coalesce(p.proacl, acldefault('f', p.proowner))")},
     'comment', obj_description(p.oid, 'pg_proc'))
@@ -61,6 +68,10 @@ select case c.relkind when 'v' then 'view' when 'S' then 'sequence'
         select {_ACL.format("coalesce(t.typacl, acldefault('T', t.typowner))")}
         from pg_type as t where t.oid = c.reltype),
     'persistence', c.relpersistence,
+    'made', c.oid::bigint,
+    'columns', case c.relkind when 'v' then (
+        select jsonb_agg(concat(a.attname, ' ', a.atttypid::regtype) order by a.attnum)
+        from pg_attribute as a where a.attrelid = c.oid and a.attnum > 0) end,
     'table', case c.relkind when 'S' then (
         select d.refobjid::regclass::text from pg_depend as d
         where d.classid = 'pg_class'::regclass and d.objid = c.oid
@@ -101,6 +112,9 @@ select 'constraint', format('%%I.%%I', coalesce(c.relname, t.typname), k.conname
     jsonb_build_object(
     'of', case when c.oid is null then 'domain' else 'table' end,
     'on', coalesce(c.relname, t.typname), 'name', k.conname,
+    'columns', (
+        select jsonb_agg(format('%%I.%%I', c.relname, a.attname))
+        from pg_attribute as a where a.attrelid = c.oid and a.attnum = any (k.conkey)),
     'definition', regexp_replace(pg_get_constraintdef(k.oid), ' NOT VALID$', ''),
     'validated', k.convalidated)
 from o
@@ -111,6 +125,9 @@ where coalesce(c.relname, t.typname) !~ '^_?yoyo_'
 union all
 select 'index', c.relname, jsonb_build_object(
     'of', r.relname, 'definition', pg_get_indexdef(c.oid),
+    'columns', (
+        select jsonb_agg(format('%%I.%%I', r.relname, a.attname))
+        from pg_attribute as a where a.attrelid = r.oid and a.attnum = any (i.indkey)),
     'valid', i.indisvalid and i.indisready and i.indislive,
     'constraint', exists (select from pg_constraint as k where k.conindid = c.oid),
     'options', (select jsonb_agg(x order by x) from unnest(c.reloptions) as x))
@@ -193,7 +210,14 @@ _REPAIRED = {
     "schema": {"grants"},
 }
 # What is known of an object for its own sake, and not compared.
-_ASIDE = {"position", "domain", "table"}
+_ASIDE = {
+    *("position", "domain", "table", "called", "arguments", "columns", "made"),
+}
+# What others may be built upon is dropped after them.
+_DROPPED = (
+    *("policy", "rule", "trigger", "view", "function", "constraint", "index"),
+    *("column", "table", "sequence", "domain", "type"),
+)
 REPAIR = "lenso-jobs upgrade --repair"
 UNSEALED = "what inspect_health compares with is not what is there"
 
@@ -210,14 +234,18 @@ class Difference:
     was: str | None = None
     """Under which other name it seems to be there; there is no ``found`` then."""
     like: str | None = None
-    """Which table of the release it is like, and may hold the rows of."""
+    """Which tables may have its rows, or it theirs: they have the same columns."""
     home: str | None = None
     """In which other schema it seems to be, as SQL; there is no ``found`` then."""
 
     @property
     def is_there(self) -> bool:
         """Whether it seems to be there, though not where it should be."""
-        return self.was is not None or self.home is not None
+        return (
+            self.was is not None
+            or self.home is not None
+            or (self.like is not None and self.found is None)
+        )
 
     @property
     def fields(self) -> list[str]:
@@ -239,6 +267,14 @@ class Difference:
             yield (
                 self._what(f"is missing; it seems to be in schema {self.home} now"),
                 f"alter {self.kind} {place} set schema {_quoted(self.schema)}",
+            )
+        elif self.like is not None and self.found is None:
+            yield (
+                self._what(f"is missing; it may be one of {self.like}"),
+                (
+                    "give the one that it is its name again: alter table "
+                    f"{_quoted(self.schema)}.… rename to {_quoted(self.name)}"
+                ),
             )
         elif self.like is not None:
             yield (
@@ -292,7 +328,12 @@ class Difference:
     def place(self) -> str:
         """The object's name as SQL."""
         if self.kind == "function":
-            return f"{_quoted(self.schema)}.{self.name}"
+            fields = self.wanted or self.found or {}
+            arguments = ", ".join(
+                each if isinstance(each, str) else self._type_of_ours(*each)
+                for each in fields["arguments"]
+            )
+            return f"{_quoted(self.schema)}.{fields['called']}({arguments})"
         if self.kind == "schema":
             return _quoted(self.schema)
         if self.kind == "column":
@@ -307,8 +348,12 @@ class Difference:
 
     def replaced(self) -> Iterator[str]:
         """Write what takes away an object that CREATE OR REPLACE would not replace."""
+        # Of a view with the same columns CREATE OR REPLACE makes another, and what
+        # somebody built upon it stays.
         if (self.kind == "function" and "signature" in self.fields) or (
-            self.kind == "view" and "definition" in self.fields
+            self.kind == "view"
+            and "definition" in self.fields
+            and (self.found or {})["columns"] != (self.wanted or {})["columns"]
         ):
             yield f"drop {self._noun()} {self.place}"
 
@@ -385,7 +430,7 @@ class Difference:
             if rest:
                 return f"{make} not null"
             return (
-                f"{make}; then fill it, from a backup for instance; then "
+                f"in one transaction: {make}; its values, from a backup for instance; "
                 f"{self._column()} set not null"
             )
         if self.kind == "constraint":
@@ -417,7 +462,10 @@ class Difference:
         wanted = self.wanted or {}
         if wanted["domain"] is None:
             return str(wanted["type"])
-        return f"{_quoted(self.schema)}.{_quoted(wanted['domain'])}"
+        return self._type_of_ours(wanted["domain"])
+
+    def _type_of_ours(self, name: str) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(name)}"
 
     def _column(self) -> str:
         wanted = self.wanted or {}
@@ -503,7 +551,13 @@ def _compare(
     renames = _renames(found, {k: v for k, v in wanted.items() if k not in moved})
     told = {*renames, *renames.values(), *moved}
     # What is on a table comes and goes with it, an index of a constraint with the
-    # constraint, a column of a view with the view's definition.
+    # constraint, a column of a view with the view's definition, and either with a
+    # column that goes; what is no table any more is told as a whole.
+    other_kinds = {
+        key
+        for key in found.keys() & wanted.keys()
+        if found[key].get("relkind") != wanted[key].get("relkind")
+    }
     implied = {
         key
         for one, other in ((found, wanted), (wanted, found))
@@ -513,9 +567,17 @@ def _compare(
             and (
                 (key[0] == "index" and fields["constraint"])
                 or (key[0] == "column" and fields["relkind"] == "v")
+                or any(
+                    ("column", name) in one and ("column", name) not in other
+                    for name in fields.get("columns") or ()
+                    if key[0] in ("constraint", "index")
+                )
             )
         )
-        or any(place in one and place not in other for place in _places(key, fields))
+        or any(
+            place in other_kinds or (place in one and place not in other)
+            for place in _places(key, fields)
+        )
     }
     # What refers to a renamed column or domain is as it was once that is put back.
     tables = {found[old]["table"] for old in renames.values() if old[0] == "column"}
@@ -547,26 +609,38 @@ def _compare(
                 *key,
                 found.get(key),
                 wanted.get(key),
-                like=None if key in wanted else _like(key, found, wanted),
+                like=_like(key, found, wanted),
             )
-            for key in sorted((found.keys() | wanted.keys()) - implied - told)
+            for key in sorted(
+                (found.keys() | wanted.keys()) - implied - told,
+                key=lambda key: (key in wanted, _dropped(key, found), key),
+            )
         ),
     ]
 
 
 def _like(key: tuple[str, str], found: Described, wanted: Described) -> str | None:
-    """Tell which table of the release a stray one has the columns of."""
-    if key[0] != "table":
+    """Tell which tables may have the rows of one that is missing, or too much."""
+    if key[0] != "table" or (key in found and key in wanted):
         return None
-    alike = _alike(key, found)
-    return next(
-        (
+    its, others = (found, wanted) if key in found else (wanted, found)
+    alike = _alike(key, its)
+    return (
+        ", ".join(
             other[1]
-            for other in sorted(wanted)
-            if other[0] == "table" and _alike(other, wanted) == alike
-        ),
-        None,
+            for other in sorted(others)
+            if other[0] == "table"
+            and (key in found or other not in wanted)
+            and _alike(other, others) == alike
+        )
+        or None
     )
+
+
+def _dropped(key: tuple[str, str], found: Described) -> tuple[int, int]:
+    """Order what is dropped; of two views the later may be built upon the earlier."""
+    rank = _DROPPED.index(key[0]) if key[0] in _DROPPED else len(_DROPPED)
+    return rank, -found.get(key, {}).get("made", 0)
 
 
 def _places(key: tuple[str, str], fields: Fields) -> Iterator[tuple[str, str]]:

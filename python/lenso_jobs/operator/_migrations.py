@@ -172,6 +172,27 @@ values ({digest}, {name}, clock_timestamp() at time zone 'utc') on conflict do n
     )
 
 
+def locker(connection: psycopg.Connection[Any], schema: str) -> int | None:
+    """Tell which process holds yoyo's lock, or left it behind."""
+    if not holds(connection, schema, "yoyo_lock"):
+        return None
+    row = connection.execute(
+        sql.SQL("select pid from {}").format(sql.Identifier(schema, "yoyo_lock"))
+    ).fetchone()
+    return row and int(row[0])
+
+
+def unlocking(configuration: Configuration) -> str:
+    """Write what removes yoyo's lock."""
+    return _statement(
+        """\
+set local role {owner};
+delete from {schema}.yoyo_lock;
+""",
+        configuration,
+    )
+
+
 def unlock(
     connection: psycopg.Connection[Any],
     configuration: Configuration,
@@ -190,28 +211,19 @@ def unlock(
         OperatorError: It may be somebody's.
     """
     schema = configuration.schema_
-    if not holds(connection, schema, "yoyo_lock"):
-        return
-    table = sql.Identifier(schema, "yoyo_lock")
-    ask = sql.SQL("select pid from {}").format(table)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
-        row = connection.execute(ask).fetchone()
-        if row is None:
+        pid = locker(connection, schema)
+        if pid is None:
             return
         if break_lock or not _others(connection, configuration):
             with connection.transaction():
-                connection.execute(
-                    sql.SQL("set local role {}").format(
-                        sql.Identifier(configuration.owner)
-                    )
-                )
-                connection.execute(sql.SQL("delete from {}").format(table))
-            say(f"removed the migration lock that process {row[0]} left behind")
+                connection.execute(unlocking(configuration).encode())
+            say(f"removed the migration lock that process {pid} left behind")
             return
         if time.monotonic() > deadline:
             raise OperatorError(
-                f"the migrations of {schema} are locked by process {row[0]}, another "
+                f"the migrations of {schema} are locked by process {pid}, another "
                 "one at work or one that was killed; if none is at work, run: "
                 "lenso-jobs setup --break-lock (or upgrade --break-lock)"
             )

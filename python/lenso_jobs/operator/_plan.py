@@ -17,9 +17,11 @@ from lenso_jobs.operator._migrations import (
     Migration,
     bookkeeping,
     installed_version,
+    locker,
     mark,
     opening,
     require_known,
+    unlocking,
 )
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._repair import repairing
@@ -30,6 +32,7 @@ from lenso_jobs.operator._roles import (
     require_own,
 )
 from lenso_jobs.operator._session import (
+    PATIENCE_SECONDS,
     SETTINGS,
     OperatorError,
     connected,
@@ -59,12 +62,23 @@ class Plan:
         head = f"-- lenso-jobs {self.act}, Instance {self.schema}\n"
         if not self.parts:
             return f"{head}-- Nothing is to be done.\n"
-        lock = sql.SQL("select pg_advisory_lock(hashtextextended({}, 0));\n").format(
-            sql.Literal(self.key)
-        )
+        # As exclusively waits, and for the same reason not in one statement.
+        lock = sql.SQL(
+            """\
+do $$ declare v_end timestamptz := clock_timestamp() + interval {patience}; begin
+    while not pg_try_advisory_lock(hashtextextended({key}, 0)) loop
+        commit;
+        if clock_timestamp() > v_end then
+            raise 'another session is at work on this Instance' using errcode = '55P03';
+        end if;
+        perform pg_sleep(0.5);
+    end loop;
+end $$;
+"""
+        ).format(key=sql.Literal(self.key), patience=f"{PATIENCE_SECONDS:.0f} s")
         preamble = (
             f"{head}-- For psql, connected to the server itself: psql -X -f FILE\n"
-            "\\set ON_ERROR_STOP on\n\n"
+            "\\set ON_ERROR_STOP on\n\\encoding UTF8\n\n"
             + "".join(f"{setting};\n" for setting in SETTINGS)
             + "-- Operators at work on one Instance wait for each other.\n"
             + lock.as_string(None)
@@ -236,18 +250,25 @@ def migrating(
     """
     schema = configuration.schema_
     pending = require_known(connection, schema, instance=instance)
+    pid = locker(connection, schema)
+    if pid is not None:
+        yield Part(
+            "the lock of the migration tool",
+            (unlocking(configuration),),
+            (f"process {pid} left it behind; refused where it may be at work",),
+        )
     if not holds(connection, schema, *YOYO_TABLES):
         yield Part("the tables of the migration tool", (bookkeeping(configuration),))
     version = installed_version(connection, schema)
     for migration in pending:
         if migration.number > version:
-            yield from _applying(migration, configuration)
+            yield from applying(migration, configuration)
         else:
             # Where something was renamed since, it would be made anew, and be empty.
             yield _recording(migration, configuration, migration.name)
 
 
-def _applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
+def applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
     """Prepare one migration, and the record of it."""
     title = f"migration {migration.name}"
     if migration.transactional:

@@ -52,6 +52,8 @@ def connected(
         conninfo,
         autocommit=True,
         prepare_threshold=None,
+        # What is sent as bytes is.
+        client_encoding="utf8",
         application_name="lenso-jobs",
     ) as connection:
         # What is set here would stay in a session that others use after us.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from lenso_jobs.operator._changes import KINDS, stored_callers
+from lenso_jobs.operator._changes import KINDS, MEMBERS, stored_callers
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
@@ -115,6 +115,8 @@ class Removal:
     """The group roles that are left, and why."""
     callers: tuple[str, ...]
     """The declared callers: roles that are never dropped."""
+    members: tuple[tuple[str, str], ...]
+    """Who is a member of which group role; the owner's are not counted."""
     dependents: tuple[str, ...]
     """Objects of others that are in the way."""
 
@@ -150,8 +152,9 @@ def uninstall(
         configuration: The Instance's document; of it, schema and roles count.
         conninfo: The connection string of a superuser, or of the role that set it up.
         keep_data: Keep schema and roles. Nobody keeps a right to the schema but the
-            owner, and nobody stays a member of the other groups;
-            ``upgrade --repair`` gives all that back to what the document declares.
+            owner, and nobody stays a member of the other groups, but of those that have
+            anything elsewhere; ``upgrade --repair`` gives all that back to what the
+            document declares.
         say: Is told, in sentences, of what takes time.
 
     Raises:
@@ -211,6 +214,9 @@ def _survey(
             ).fetchone() or (0, 0)
             live, kept = counts[0], counts[1] - counts[0]
     left = []
+    members = connection.execute(
+        MEMBERS, ([f"{configuration.prefix}_{kind}" for kind in KINDS[1:]],)
+    ).fetchall()
     for group in groups:
         elsewhere = connection.execute(
             _ELSEWHERE, {"role": group, "schema": schema}
@@ -225,6 +231,7 @@ def _survey(
         tuple(group for group in groups if group not in dict(left)),
         tuple(left),
         tuple(sorted(stored_callers(connection, schema))),
+        tuple(sorted({(member, group) for group, member, _ in members})),
         dependents,
     )
 
@@ -265,17 +272,11 @@ def _close(
         connection.execute("set local lock_timeout = '5s'")
         removal = _survey(connection, configuration)
         groups = [f"{configuration.prefix}_{kind}" for kind in KINDS[1:]]
+        # What its members may do elsewhere they need: a copy has the same roles. The
+        # schema is closed to them by the rights that it loses itself.
+        own = [group for group in groups if group not in dict(removal.left)]
         by_grantor = connection.info.server_version >= 160000  # noqa: PLR2004
-        for group, member, grantor in connection.execute(
-            "select g.rolname::text, r.rolname::text, b.rolname::text"
-            " from pg_auth_members as m join pg_roles as g on g.oid = m.roleid"
-            " join pg_roles as r on r.oid = m.member"
-            " join pg_roles as b on b.oid = m.grantor"
-            " where g.rolname = any (%s)"
-            # From 16 on the maker of a role administers it, as it must.
-            " and coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true)",
-            (groups,),
-        ).fetchall():
+        for group, member, grantor in connection.execute(MEMBERS, (own,)).fetchall():
             template = (
                 "revoke {} from {} granted by {}" if by_grantor else "revoke {} from {}"
             )
@@ -287,4 +288,4 @@ def _close(
                 sql.SQL(", ").join(map(sql.Identifier, groups)),
             )
         )
-    return replace(removal, roles=(), left=())
+    return replace(removal, roles=())
