@@ -1018,7 +1018,9 @@ as $$
     ),
     -- From 16 on whoever made a role administers it, without inheriting anything.
     member as (
-        select t.kind, t.name as team, r.rolname::text as caller
+        select
+            t.kind, t.name as team, r.rolname::text as caller,
+            m.admin_option as is_administrator
         from team as t
         join pg_auth_members as m on m.roleid = t.oid
         join pg_roles as r on r.oid = m.member
@@ -1047,9 +1049,15 @@ as $$
     select
         'membership_stray', m.caller, null::timestamptz, 'is a member of ' || m.team
     from member as m
-    where not exists (
-        select from declared as d where d.caller = m.caller and d.kind = m.kind
-    )
+    where
+        not exists (
+            select from declared as d where d.caller = m.caller and d.kind = m.kind
+        )
+        -- Who set it up without having made the roles.
+        and not (
+            m.is_administrator
+            and m.caller not in (select d.caller from declared as d)
+        )
 $$;
 comment on function _faults_of_roles() is
 'Missing roles, and memberships that are missing or not declared, for inspect_health.';
@@ -2086,6 +2094,8 @@ begin
     join health_finding as h on h.finding = f.finding
     order by
         array_position(array['critical', 'warning', 'notice'], h.severity),
+        -- Causes before what comes of them.
+        f.finding in ('queue_silent', 'queue_behind', 'leases_expired'),
         f.finding, f.subject;
 end;
 $$;

@@ -28,6 +28,7 @@ declare
     v_where    text;
     v_group    text;
     v_grantor  text;
+    v_revoke   text;
 begin
     -- Before anything else is called: whoever may create in a schema of the DBA's own
     -- search_path could put a closer match in front of PostgreSQL's functions.
@@ -279,11 +280,21 @@ begin
             )
             using v_document
         loop
-            execute format(
+            v_revoke := format(
                 'revoke %I from %I%s', v_group, v_role,
                 case when v_version >= 160000 then format(' granted by %I', v_grantor)
                 else '' end
             );
+            begin
+                execute v_revoke;
+            exception when insufficient_privilege then
+                raise exception using
+                    errcode = '42501',
+                    message = format(
+                        '%I was granted to %I by %I', v_group, v_role, v_grantor
+                    ),
+                    hint    = format('Have that role, or a superuser, run: %s', v_revoke);
+            end;
         end loop;
     end if;
     perform set_config('search_path', v_path, true);

@@ -43,6 +43,8 @@ begin
     join health_finding as h on h.finding = f.finding
     order by
         array_position(array['critical', 'warning', 'notice'], h.severity),
+        -- Causes before what comes of them.
+        f.finding in ('queue_silent', 'queue_behind', 'leases_expired'),
         f.finding, f.subject;
 end;
 $$;

@@ -35,7 +35,7 @@ from lenso_jobs.cli._work import work
 from lenso_jobs.config import ConfigurationError
 from lenso_jobs.embedded import EmbeddedError
 from lenso_jobs.errors import JobsError
-from lenso_jobs.operator import OperatorError
+from lenso_jobs.operator import CannotTell, OperatorError
 from lenso_jobs.secrets import SecretNotFound
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def _before_any_command(
 _HINTS = {
     "42501": (
         "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
-        "or a database owner with roles made beforehand."
+        "or a database owner with roles made beforehand; what somebody else owns, they "
+        "or a superuser must give back."
     ),
     "42P05": "Behind a pooler in transaction mode: use --no-prepare.",
     "26000": "Behind a pooler in transaction mode: use --no-prepare.",
@@ -126,7 +127,7 @@ def main() -> None:
         sys.exit(1)
     except (OperatorError, EmbeddedError) as error:
         refuse(str(error), None)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, CannotTell) else 1)
     except psycopg.Error as error:
         refuse(*_of_the_server(error))
         sys.exit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -216,9 +217,10 @@ def _shares(sections: Sequence[Section], room: int) -> list[int]:
 def _sections(snapshot: Snapshot, *, is_brief: bool = False) -> Iterator[Section]:
     """Lay out everything; briefly, without remedies, and what needs a look first."""
     now = snapshot.at
-    entries = [finding_lines(each, now) for each in snapshot.findings]
+    findings = snapshot.findings
     if is_brief:
-        entries = [entry[:1] for entry in entries]
+        findings = _each_first(findings)
+    entries = [finding_lines(each, now)[: 1 if is_brief else None] for each in findings]
     yield Section("Health", entries=entries, nothing="nothing is wrong")
     if snapshot.queues is None:
         yield Section("Queues", nothing="a table is locked, so nothing was read")
@@ -237,6 +239,17 @@ def _sections(snapshot: Snapshot, *, is_brief: bool = False) -> Iterator[Section
     since = min((each.counted_since for each in queues), default=now)
     yield Section(f"Failed in the last {_words.age(now - since)}", list(_codes(codes)))
     yield Section("Workers", list(_workers(workers, now)))
+
+
+def _each_first(findings: Sequence[InspectedFinding]) -> list[InspectedFinding]:
+    """Tell of each thing that is wrong before any is told again of another object."""
+    seen = Counter[str]()
+    places = []
+    for each in findings:
+        places.append((list(STYLES).index(each.severity), seen[each.finding]))
+        seen[each.finding] += 1
+    order = sorted(range(len(findings)), key=places.__getitem__)
+    return [findings[number] for number in order]
 
 
 def _urgency(queue: InspectedQueue) -> tuple[timedelta, int, int]:

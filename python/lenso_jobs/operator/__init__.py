@@ -4,7 +4,7 @@ from lenso_jobs.operator._changes import Changes
 from lenso_jobs.operator._check import Finding, check
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._plan import Plan, find_changes, plan
-from lenso_jobs.operator._session import OperatorError
+from lenso_jobs.operator._session import CannotTell, OperatorError
 from lenso_jobs.operator._setup import (
     SetupReport,
     UpgradeReport,
@@ -15,6 +15,7 @@ from lenso_jobs.operator._setup import (
 from lenso_jobs.operator._uninstall import Removal, survey, uninstall
 
 __all__ = [
+    "CannotTell",
     "Changes",
     "Finding",
     "OperatorError",

@@ -27,9 +27,9 @@ POLICY = (
 )
 
 # Who is a member of what, and inherits it: from 16 on whoever made a role administers
-# it, without inheriting anything.
+# it, without inheriting anything. Before, who is to grant it to others inherits it.
 MEMBERS = """
-select g.rolname::text, r.rolname::text, b.rolname::text
+select g.rolname::text, r.rolname::text, b.rolname::text, m.admin_option
 from pg_auth_members as m
 join pg_roles as r on r.oid = m.member
 join pg_roles as g on g.oid = m.roleid
@@ -113,7 +113,7 @@ def _roles(
             yield f"role {name} is created, without login"
     members = {
         (group, name)
-        for group, name, _ in connection.execute(MEMBERS, (groups,)).fetchall()
+        for group, name, *_ in connection.execute(MEMBERS, (groups,)).fetchall()
     }
     memberships = {
         (f"{prefix}_{kind}", name) for name, kinds in wanted.items() for kind in kinds

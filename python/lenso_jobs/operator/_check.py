@@ -36,6 +36,7 @@ from lenso_jobs.operator._roles import (
     renamed_group,
 )
 from lenso_jobs.operator._session import (
+    CannotTell,
     OperatorError,
     connected,
     holds,
@@ -82,8 +83,10 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
             )
         if owner != configuration.owner:
             return _of_roles(connection, configuration, owner)
-        if not holds(connection, schema, "instance") and not recorded(
-            connection, schema
+        if not (
+            holds(connection, schema, "instance")
+            or recorded(connection, schema)
+            or installed_version(connection, schema)
         ):
             raise OperatorError(
                 f"schema {schema} holds no whole Instance; run: lenso-jobs setup"
@@ -94,11 +97,11 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
                 connection.execute("set local lock_timeout = '5s'")
                 found = _findings(connection, configuration)
         except psycopg.errors.FeatureNotSupported as error:
-            raise OperatorError(
+            raise CannotTell(
                 f"cannot tell: {error.diag.message_primary}; ask the primary"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            raise OperatorError(
+            raise CannotTell(
                 f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
                 "the Instance and may create a schema in the database"
             ) from None
@@ -117,28 +120,28 @@ def _of_roles(
 ) -> list[Finding]:
     """List what is wrong with the roles alone: what is in the schema may be anybody's."""
     groups = [*_groups(connection, configuration)]
-    if not groups:
-        if _owns_tables(connection, configuration):
-            return [
-                Finding(
-                    f"schema {configuration.schema_} belongs to {owner}",
-                    _sql(
-                        "alter schema {} owner to {}",
-                        configuration.schema_,
-                        configuration.owner,
-                    ),
-                )
-            ]
+    given_away = []
+    if _owns_tables(connection, configuration):
+        back = (configuration.schema_, configuration.owner)
+        given_away.append(
+            Finding(
+                f"schema {configuration.schema_} belongs to {owner}",
+                _sql("alter schema {} owner to {}", *back),
+            )
+        )
+    elif not groups:
         raise OperatorError(
             f"schema {configuration.schema_} belongs to {owner}, not to "
             f"{configuration.owner}; set the role_prefix that it was set up with, or "
             "choose another schema and run: lenso-jobs setup"
         )
-    return [
+    found = [
+        *given_away,
         *_members(connection, configuration),
         *_powers(connection, configuration),
         *groups,
     ]
+    return sorted(found, key=_turn)
 
 
 def _owns_tables(
@@ -382,13 +385,16 @@ def _callers(
                 rename(renamed[name], name),
             )
             continue
-        held = {group for group, member, _ in members if member == name}
+        held = {group for group, member, *_ in members if member == name}
         for group in sorted({of[kind] for kind in kinds} & there - held):
             yield Finding(f"role {name} is no member of {group}", _CONFIGURE)
-    strays = {name for _, name, _ in members} - wanted.keys() - {*renamed.values()}
-    for group, name, grantor in sorted(members):
+    for group, name, grantor, is_administrator in sorted(members):
         kind = group.removeprefix(f"{configuration.prefix}_")
-        if name in strays or (name in wanted and kind not in wanted[name]):
+        if (
+            kind not in wanted.get(name, ())
+            and name not in renamed.values()
+            and not (is_administrator and name not in wanted)
+        ):
             yield Finding(
                 f"role {name} is a member of {group} and not in the document",
                 _revoke(connection, group, name, grantor),

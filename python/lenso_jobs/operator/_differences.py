@@ -358,7 +358,11 @@ class Difference:
             yield f"drop {self._noun()} {self.place}"
 
     def rebuilt(self) -> tuple[str, ...]:
-        """Write what builds an index anew while everybody goes on."""
+        """Write what builds an index anew while everybody goes on.
+
+        The verbs ask for an index by its name, usable or not: what is there keeps it
+        until the other has been built.
+        """
         if (
             self.kind != "index"
             or self.wanted is None
@@ -366,12 +370,26 @@ class Difference:
             or self.is_there
         ):
             return ()
+        name = self._built()
         build = (
             self.wanted["definition"]
             .replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
             .replace(f" ON {self.schema}.", f" ON {_quoted(self.schema)}.", 1)
+            .replace(f" {self.name} ", f" {name} ", 1)
         )
-        return f"drop index concurrently if exists {self.place}", build
+        # A build that was cut off leaves one that is not valid.
+        place = f"{_quoted(self.schema)}.{_quoted(name)}"
+        return f"drop index concurrently if exists {place}", build
+
+    def swapped(self) -> Iterator[str]:
+        """Write what gives an index that was built anew its name."""
+        if self.rebuilt() and self.found is not None:
+            yield f"drop index {self.place}"
+            place = f"{_quoted(self.schema)}.{_quoted(self._built())}"
+            yield f"alter index {place} rename to {_quoted(self.name)}"
+
+    def _built(self) -> str:
+        return self.name if self.found is None else f"{self.name}_new"
 
     def _what(self, state: str) -> str:
         if self.kind == "schema":

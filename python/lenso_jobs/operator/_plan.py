@@ -34,6 +34,7 @@ from lenso_jobs.operator._roles import (
 from lenso_jobs.operator._session import (
     PATIENCE_SECONDS,
     SETTINGS,
+    CannotTell,
     OperatorError,
     connected,
     holds,
@@ -146,13 +147,13 @@ def _looking(
                     connection.execute("set local lock_timeout = '5s'")
                 yield connection
         except psycopg.errors.FeatureNotSupported as error:
-            raise OperatorError(
+            raise CannotTell(
                 f"cannot tell: {error.diag.message_primary}; ask the primary"
             ) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            raise OperatorError(
-                f"cannot tell: {error.diag.message_primary}; "
-                "use the role that would do it"
+            raise CannotTell(
+                f"cannot tell: {error.diag.message_primary}; use a superuser or a "
+                f"member of {configuration.owner}, which setup makes of whoever runs it"
             ) from None
 
 
@@ -201,8 +202,8 @@ def _upgrading(
     yield from repairing(connection, configuration)
 
 
-def _untold(state: str, command: str) -> OperatorError:
-    return OperatorError(
+def _untold(state: str, command: str) -> CannotTell:
+    return CannotTell(
         f"what would be repaired cannot be told while {state}; "
         f"run: lenso-jobs {command}"
     )

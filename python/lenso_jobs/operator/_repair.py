@@ -53,22 +53,26 @@ def repairing(
         return (Part("what inspect_health compares with", sealing, (UNSEALED,)),)
     if not mended:
         return ()
-    # What needs no transaction, or must not be in one: indexes are built slowly.
+    # What needs no transaction, or must not be in one: indexes are built slowly, and
+    # nobody but another DDL waits behind that.
+    owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
     rightful = tuple(each for one in found for each in one.rightful())
-    rebuilt = tuple(each for one in found for each in one.rebuilt())
+    built = tuple(each for one in found for each in one.rebuilt())
     parts = []
-    if rightful or rebuilt:
-        owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
-        statements = (
-            *(_BRIEFLY, *rightful, owner.as_string(None), *rebuilt),
-            *("reset role", *SETTINGS),
-        )
-        parts.append(Part("owners and indexes", statements, transactional=False))
+    if rightful:
+        statements = (_BRIEFLY, *rightful, *SETTINGS)
+        parts.append(Part("owners", statements, transactional=False))
+    if built:
+        slowly = ("set lock_timeout = '1h'", owner.as_string(None))
+        statements = (*slowly, *built, "reset role", *SETTINGS)
+        parts.append(Part("indexes", statements, transactional=False))
     at_once = (
         *_as_owner(configuration),
         *(each for one in found for each in one.replaced()),
         "".join(texts()),
         *(each for one in found for each in one.touches()),
+        # Late, since it shuts everybody out until the end.
+        *(each for one in found for each in one.swapped()),
         # The last rooms again: they record what there is.
         "".join(texts("9")),
     )

@@ -99,10 +99,10 @@ def renamed_callers(
     groups = groups_of(configuration)
     wanted = declared(configuration)
     held: dict[str, set[str]] = {}
-    for group, name, _ in connection.execute(
+    for group, name, _, is_administrator in connection.execute(
         MEMBERS, ([groups[kind] for kind in KINDS[1:4]],)
     ).fetchall():
-        if name not in wanted:
+        if name not in wanted and not is_administrator:
             held.setdefault(name, set()).add(group)
     renamed = {}
     for name in missing(connection, *wanted):

@@ -26,12 +26,18 @@ SETTINGS = (
     "set default_transaction_isolation = 'read committed'",
     # What the server describes is compared by name.
     "set quote_all_identifiers = off",
+    # Off, it makes an error of every read of a table whose row security is forced.
+    "set row_security = on",
     f"set lock_timeout = '{PATIENCE_SECONDS:.0f}s'",
 )
 
 
 class OperatorError(RuntimeError):
     """An act could not be done; the message says why and what to do next."""
+
+
+class CannotTell(OperatorError):
+    """What is asked cannot be told here, now, or by this role."""
 
 
 def silent(_sentence: str) -> None:

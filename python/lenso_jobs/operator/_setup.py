@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from lenso_jobs.operator._session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from lenso_jobs.config import Configuration
 
@@ -96,7 +97,8 @@ def setup(
         applied, recorded = _migrate(
             connection, configuration, say, instance=False, break_lock=break_lock
         )
-        stored = bool(run(connection, storing(configuration)))
+        with _whole(configuration.schema_):
+            stored = bool(run(connection, storing(configuration)))
         return SetupReport(applied, stored, recorded)
 
 
@@ -171,13 +173,24 @@ def configure(
         require_named(connection, configuration)
         require_instance(connection, schema)
         part = configuring(configuration, drop_queues=drop_queues)
-        try:
+        with _whole(schema):
             return bool(_colliding(connection, part))
-        except psycopg.errors.UndefinedFunction:
-            raise OperatorError(
-                f"schema {schema} has no function configure of this release; "
-                "run: lenso-jobs upgrade --repair"
-            ) from None
+
+
+@contextmanager
+def _whole(schema: str) -> Iterator[None]:
+    """Say what is the matter where the function configure misses something."""
+    try:
+        yield
+    except (
+        psycopg.errors.UndefinedFunction,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedColumn,
+    ) as error:
+        raise OperatorError(
+            f"schema {schema} is not as this release has it: "
+            f"{error.diag.message_primary}; lenso-jobs check says what mends it"
+        ) from None
 
 
 def bootstrap(

@@ -116,7 +116,8 @@ class Removal:
     callers: tuple[str, ...]
     """The declared callers: roles that are never dropped."""
     members: tuple[tuple[str, str], ...]
-    """Who is a member of which group role; the owner's are not counted."""
+    """Who is a member of which group role; without the owner's, and without those who
+    may grant it."""
     dependents: tuple[str, ...]
     """Objects of others that are in the way."""
 
@@ -231,7 +232,15 @@ def _survey(
         tuple(group for group in groups if group not in dict(left)),
         tuple(left),
         tuple(sorted(stored_callers(connection, schema))),
-        tuple(sorted({(member, group) for group, member, _ in members})),
+        tuple(
+            sorted(
+                {
+                    (member, group)
+                    for group, member, _, is_administrator in members
+                    if not is_administrator
+                }
+            )
+        ),
         dependents,
     )
 
@@ -276,16 +285,27 @@ def _close(
         # schema is closed to them by the rights that it loses itself.
         own = [group for group in groups if group not in dict(removal.left)]
         by_grantor = connection.info.server_version >= 160000  # noqa: PLR2004
-        for group, member, grantor in connection.execute(MEMBERS, (own,)).fetchall():
+        left = list(removal.left)
+        for group, member, grantor, is_administrator in connection.execute(
+            MEMBERS, (own,)
+        ).fetchall():
+            if is_administrator:
+                continue
             template = (
                 "revoke {} from {} granted by {}" if by_grantor else "revoke {} from {}"
             )
             names = (group, member, grantor)[: template.count("{}")]
-            connection.execute(sql.SQL(template).format(*map(sql.Identifier, names)))
+            try:
+                with connection.transaction():
+                    connection.execute(
+                        sql.SQL(template).format(*map(sql.Identifier, names))
+                    )
+            except psycopg.errors.InsufficientPrivilege:
+                left.append((group, f"{grantor} granted it to {member}"))
         connection.execute(
             sql.SQL("revoke all on schema {} from public, {}").format(
                 sql.Identifier(removal.schema),
                 sql.SQL(", ").join(map(sql.Identifier, groups)),
             )
         )
-    return replace(removal, roles=())
+    return replace(removal, roles=(), left=tuple(left))
