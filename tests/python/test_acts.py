@@ -92,6 +92,16 @@ def test_redrive_of_one_job_answers_in_json(lenso_jobs, fail):
     assert (answer["job_id"], answer["status"]) == (str(job), "queued")
 
 
+def test_a_dry_run_of_one_job_counts_it(lenso_jobs, fail, acts):
+    (job,) = fail()
+
+    code, out, _ = lenso_jobs("redrive", job, "--dry-run", "--json")
+
+    assert code == 0
+    assert out == '{"dry_run": true, "jobs": 1, "is_exact": true}\n'
+    assert acts() == []
+
+
 def test_redrive_of_a_job_that_has_not_failed_is_refused(lenso_jobs, enqueue, acts):
     job = enqueue()
 
@@ -310,6 +320,41 @@ def test_a_person_is_asked_with_a_count_and_may_say_no(lenso_jobs, fail, person,
         assert code == 1
         assert question in out + err
         assert "nothing was done" in err
+    assert acts() == []
+
+
+def test_ctrl_c_at_the_question_does_nothing_and_exits_130(
+    lenso_jobs, fail, person, acts
+):
+    fail()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    for answer, exit_code in ((interrupted, 130), (str, 1)):
+        person("")
+        sys.stdin.readline = answer
+        code, _, err = lenso_jobs(*BULK)
+
+        assert code == exit_code
+        assert err.splitlines()[-1] == "error: nothing was done"
+    assert acts() == []
+
+
+def test_ctrl_c_within_a_call_says_so(lenso_jobs, fail, monkeypatch, acts):
+    fail()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Jobs, "redrive_failed", interrupted)
+    code, _, err = lenso_jobs(*BULK, "--yes")
+
+    assert code == 130
+    assert err.splitlines() == [
+        "queue again: 0 jobs until this:",
+        "error: interrupted",
+    ]
     assert acts() == []
 
 

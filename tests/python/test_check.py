@@ -2,9 +2,18 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from lenso_jobs.operator import OperatorError, check, configure, setup, upgrade
+from lenso_jobs import InvalidArgument
+from lenso_jobs.operator import (
+    OperatorError,
+    check,
+    configure,
+    plan,
+    setup,
+    uninstall,
+    upgrade,
+)
 
 DRIFT = {
     "drop index {index}": "index {index} is missing",
@@ -179,7 +188,7 @@ def mend():
 
     def mend(of, conninfo):
         said = []
-        for _ in range(3):
+        for _ in range(4):
             findings = check(of, conninfo)
             said += findings
             for remedy in dict.fromkeys(finding.remedy for finding in findings):
@@ -324,6 +333,143 @@ def test_a_repair_makes_no_empty_table_beside_one_that_was_renamed_or_moved(
 
     with pytest.raises(OperatorError, match=remedy):
         upgrade(configuration, conninfo, repair_too=True)
+
+
+# What could be followed to a loss, or could not be followed at all.
+
+
+REMEDIES = {
+    # The release's own table is the empty one: neither is to be dropped unseen.
+    "alter table live_job rename to live_jobs;"
+    " create table live_job (like live_jobs including all)": (
+        "table live_jobs is not part of this release, and like live_job",
+        "compare its rows with those of live_job",
+    ),
+    "create table copy (like live_job including all);"
+    " alter table live_job rename to live_jobs": (
+        "table live_job is missing; it may be one of copy, live_jobs",
+        "give the one that it is its name again",
+    ),
+    "alter table job alter column max_attempts type integer": (
+        "column job.max_attempts differs from this release: type",
+        (
+            'alter table "jobs_email"."job" alter column "max_attempts"'
+            ' type "jobs_email"."asked_attempts"'
+        ),
+    ),
+    "alter table job drop column queue": (
+        "column job.queue is missing",
+        (
+            'in one transaction: alter table "jobs_email"."job" add column "queue" text'
+            ' collate "C";'
+            ' its values, from a backup for instance; alter table "jobs_email"."job"'
+            ' alter column "queue" set not null'
+        ),
+    ),
+    "create function stray(leased_job, integer[]) returns text language sql"
+    " as 'select null'": (
+        "function stray(leased_job,integer[]) is not part of this release",
+        'drop routine "jobs_email".stray("jobs_email"."leased_job", integer[])',
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statement", REMEDIES)
+def test_a_remedy_says_what_can_be_done_anywhere_and_loses_nothing(statement, broken):
+    configuration, conninfo = broken(statement)
+
+    findings = {each.what: each.remedy for each in check(configuration, conninfo)}
+
+    what, remedy = REMEDIES[statement]
+    assert findings[what].startswith(remedy)
+
+
+TOGETHER = [
+    # The sequence goes with its table, and a stray one is not it.
+    ["drop table operator_act", "create sequence stray"],
+    # The index, and PostgreSQL 18's constraint, go with the column.
+    ["alter table job add column note text not null default '' check (note = '')",
+     "create index note_idx on job (note)"],
+    # What is built upon another comes first.
+    ["create domain dom as text; create table stray (n dom)",
+     "create view a_view as select n from stray; create view b_view as table a_view",
+     "create function stray_fn(stray) returns dom language sql as 'select null'",
+     ("create function trigger_fn() returns trigger language plpgsql as"
+     " 'begin return new; end'; create trigger a_trigger before insert on job"
+     " for each row execute function trigger_fn()")],
+    [("create table swap (like attempt); drop table attempt;"
+     " create table attempt (like swap) partition by list (outcome); drop table swap")],
+    ["alter database {d} set quote_all_identifiers = on",
+     "alter domain asked_attempts rename to attempts"],
+    ["alter database {d} set row_security = off",
+     "alter table live_job force row level security",
+     "alter table live_job enable row level security"],
+    ["alter database {d} set default_transaction_read_only = on",
+     "begin read write; create sequence stray; commit"],
+    ["delete from _yoyo_migration where migration_id like '0002%'",
+     "alter table attempt rename column outcome to fate", "drop index {index}"],
+    ["delete from _yoyo_migration", "drop table operator_act", "drop view error_code"],
+    ["alter role {p}_worker rename to {p}_workers", "alter role {p}_owner login",
+     "grant {p}_owner to {p}_workers"],
+    ["alter role {p}_operator superuser login"],
+    ["alter schema jobs_email owner to postgres",
+     "drop owned by {p}_observer; drop role {p}_observer"],
+    ["create view public.of_somebody as select name from error_code",
+     ("create or replace view error_code as select ''::text as sqlstate,"
+     " ''::text as name, ''::text as meaning")],
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statements", TOGETHER, ids=lambda each: each[-1][:40])
+def test_what_check_prints_of_breaks_together_can_be_run_in_its_order(
+    statements, broken, mend
+):
+    configuration, conninfo = broken()
+    names = {
+        "p": configuration.prefix,
+        "d": conninfo_to_dict(conninfo)["dbname"],
+        "index": "live_job_claimable_idx",
+    }
+    for statement in statements:
+        with psycopg.connect(
+            conninfo, autocommit=True, options="-c search_path=jobs_email"
+        ) as connection:
+            connection.execute(statement.format(**names))
+
+    assert mend(configuration, conninfo)
+
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("drop view if exists public.of_somebody")
+        connection.execute(f"alter database {names['d']} reset all")
+    assert claims(conninfo)
+
+
+@pytest.mark.slow
+def test_what_was_renamed_is_not_made_anew_where_the_books_are_lost(broken, mend):
+    configuration, conninfo = broken(
+        "alter table live_job rename to live_jobs",
+        "alter index live_job_pkey rename to live_jobs_pkey",
+        "alter index {index} rename to live_jobs_idx",
+        "delete from _yoyo_migration",
+    )
+
+    report = upgrade(configuration, conninfo)
+    mend(configuration, conninfo)
+
+    assert report.migrations == ()
+    assert [name[:4] for name in report.recorded] == ["0001", "0002", "0003"]
+    assert claims(conninfo)
+
+
+@pytest.mark.slow
+def test_a_setup_that_something_is_missing_for_says_where_to_look(broken):
+    configuration, conninfo = broken("drop table instance")
+
+    for act in (setup, configure):
+        with pytest.raises(OperatorError, match=r"holds no Instance|lenso-jobs check"):
+            act(configuration, conninfo)
 
 
 @pytest.mark.slow
@@ -526,6 +672,7 @@ def instance(new_instance):
         return [finding.what for finding in check(configuration, conninfo)]
 
     spoil.prefix = configuration.prefix
+    spoil.configuration, spoil.conninfo = configuration, conninfo
     return spoil
 
 
@@ -558,6 +705,84 @@ def test_check_finds_a_group_role_that_is_a_superuser(instance):
     findings = instance("alter role {p}_operator superuser")
 
     assert findings == [f"role {instance.prefix}_operator is a superuser"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["email-worker", "{p}_worker"])
+@pytest.mark.parametrize("act", [setup, configure, upgrade])
+def test_no_second_role_is_made_where_one_was_renamed(
+    name, act, new_instance, fresh_prefix
+):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    name, other = name.format(p=fresh_prefix), f"{fresh_prefix}_renamed"
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f'alter role "{name}" rename to "{other}"')
+        try:
+            with pytest.raises(OperatorError, match=f'"{other}" rename to "{name}"'):
+                act(
+                    configuration,
+                    conninfo,
+                    **({"repair_too": True} if act is upgrade else {}),
+                )
+        finally:
+            connection.execute(f'alter role "{other}" rename to "{name}"')
+
+    assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
+def test_who_may_hand_out_the_groups_is_no_stray(
+    unprivileged, fresh_prefix, conninfo, role
+):
+    configuration, as_dba = unprivileged
+    dba, dbname = (conninfo_to_dict(as_dba)[name] for name in ("user", "dbname"))
+    superuser = make_conninfo(conninfo, dbname=dbname)
+    with psycopg.connect(superuser, autocommit=True) as connection:
+        connection.execute(f"alter role {dba} nocreaterole")
+        for kind in ("owner", "producer", "worker", "observer", "operator"):
+            connection.execute(f"create role {fresh_prefix}_{kind}")
+            connection.execute(
+                f"grant {fresh_prefix}_{kind} to {dba} with admin option"
+            )
+        connection.execute(f"grant {fresh_prefix}_operator to {role()}")
+    setup(configuration, as_dba)
+
+    with psycopg.connect(superuser) as connection:
+        health = connection.execute(
+            "select finding, subject from jobs_email.inspect_health()"
+        ).fetchall()
+
+    assert check(configuration, as_dba) == []
+    assert ("membership_stray", dba) not in health
+    assert plan(configuration, as_dba).parts == ()
+    done = uninstall(configuration, as_dba, keep_data=True)
+    assert dba not in [member for member, _ in done.members]
+    upgrade(configuration, as_dba, repair_too=True)
+    assert check(configuration, as_dba) == []
+
+
+@pytest.mark.slow
+def test_a_group_that_may_do_something_in_another_database_is_told(
+    instance, new_database, lenso_jobs
+):
+    other = new_database()
+    with psycopg.connect(other, autocommit=True) as connection:
+        connection.execute("create table of_somebody (n integer)")
+        connection.execute(f"grant select on of_somebody to {instance.prefix}_worker")
+    dbname = conninfo_to_dict(other)["dbname"]
+    told = (
+        f"role {instance.prefix}_worker owns or may do something in database {dbname}"
+    )
+
+    assert instance("select 1") == [told]
+    with pytest.raises(OperatorError, match=told):
+        plan(instance.configuration, instance.conninfo)
+    with pytest.raises(InvalidArgument, match=f"in database {dbname}"):
+        setup(instance.configuration, instance.conninfo)
+    with psycopg.connect(other, autocommit=True) as connection:
+        connection.execute("drop table of_somebody")
+    assert instance("select 1") == []
 
 
 ROLES = {

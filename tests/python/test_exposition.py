@@ -552,6 +552,12 @@ def test_it_serves_one_path_to_one_method():
             assert answer.read() == b"lenso_jobs_up 1\n"
             content_type = answer.headers["Content-Type"]
             assert answer.headers["Server"] == "lenso-jobs "
+        with urlopen(Request(f"{url}/metrics", method="HEAD")) as head:
+            assert (head.status, head.read()) == (200, b"")
+            assert head.headers["Content-Length"] == "16"
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"GET http://[::1/metrics HTTP/1.0\r\n\r\n")
+            assert b" 404 " in line.recv(100)
         refused = []
         for request in (
             f"{url}/",

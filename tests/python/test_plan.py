@@ -292,6 +292,48 @@ def test_the_script_says_what_each_part_is_and_what_it_would_find_to_do(
         assert line in lines
 
 
+@pytest.mark.slow
+def test_a_lock_that_yoyo_left_behind_is_part_of_the_plan(new_instance, psql):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("insert into jobs_email.yoyo_lock values (1, now(), 7)")
+
+    script = plan(configuration, conninfo, "upgrade").script()
+    psql(conninfo, script)
+
+    assert "--    process 7 left it behind; refused where it may be at work" in script
+    assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
+def test_a_script_that_waits_for_another_operator_keeps_no_snapshot(
+    new_instance, psql, background
+):
+    configuration, conninfo = new_instance()
+    script = plan(configuration, conninfo).script()
+    ask = (
+        "select backend_xmin is null and query ~ 'pg_try_advisory_lock'"
+        " from pg_stat_activity where datname = current_database()"
+        " and application_name = 'psql'"
+    )
+    with psycopg.connect(conninfo, autocommit=True) as other:
+        key = f"lenso-jobs operator {configuration.schema_}"
+        other.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+        running = background(psql, conninfo, script)
+        deadline = time.monotonic() + 20
+        while other.execute(ask).fetchone() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        # It lets go of the snapshot between two looks, as an index build waits for.
+        other.execute("create table slow (n integer)")
+        other.execute("create index concurrently on slow (n)")
+        assert not running.done()
+    running.result(60)
+
+    assert check(configuration, conninfo) == []
+
+
 def test_where_all_is_done_the_plan_says_so(new_instance):
     configuration, conninfo = new_instance()
     setup(configuration, conninfo)

@@ -463,6 +463,7 @@ def test_what_configure_would_change_is_said_beforehand(
         jobs.enqueue("slow", "send", {}, idempotency_key="key")
     change = changed(
         lease_seconds=31,
+        retry_jitter=0.25,
         retention_seconds=60,
         queues=["email", "new"],
         worker_instances=["email-worker", new, f"{new}_made"],
@@ -481,6 +482,7 @@ def test_what_configure_would_change_is_said_beforehand(
     )
     assert told.stored == (
         "lease_seconds changes from 30 to 31",
+        "retry_jitter changes from 0 to 0.25",
         "retention_seconds changes from none to 60",
         "queue new is declared",
         "queue slow is dropped (live jobs: 1; refused without configure --drop-queues)",
@@ -513,6 +515,26 @@ def test_a_membership_that_another_operator_gave_is_taken_back_too(
     )
 
     assert ("worker", "email-worker") not in members(configuration, as_dba)
+
+
+@pytest.mark.slow
+def test_a_name_is_sent_in_utf8_whatever_the_environment_says(
+    new_instance, rows, monkeypatch
+):
+    name = f"{uuid4().hex[:8]}_\N{LATIN SMALL LETTER E WITH ACUTE}"
+    configuration, conninfo = new_instance(worker_instances=[name])
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+
+    setup(configuration, conninfo)
+
+    monkeypatch.delenv("PGCLIENTENCODING")
+    assert rows(conninfo, "select caller from jobs_email.caller where is_worker") == [
+        (name,)
+    ]
+    assert rows(conninfo, "select to_regrole(%s) is null", f'"{name}"') == [(False,)]
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("drop schema jobs_email cascade")
+        connection.execute(f'drop role "{name}"')
 
 
 def test_configure_where_nothing_is_set_up_leaves_nothing_behind(new_instance, rows):

@@ -185,6 +185,49 @@ def test_what_does_not_fit_is_shown_all_the_same_where_it_can_scroll(shown):
     assert sum(each.startswith("  calm-") for each in lines) == 90
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_long_name_is_cut_before_a_number_is_left_out(shown, width):
+    long = [
+        replace(BUSY, queue=letter * 128, failure_codes={letter * 128: 5})
+        for letter in "abc"
+    ]
+
+    lines = shown([BUSY, *long], size=(width, 40))
+
+    header, *numbers = lines[lines.index("Queues") + 1 :][:5]
+    for title in ("ready", "oldest", "running", "failed"):
+        assert title in header
+    assert [each.split()[1] for each in numbers] == ["12,345"] * 4
+    assert "aaaaaaaaaa…" in numbers[1]
+    assert [each.split()[2] for each in lines if "…" in each][-3:] == ["5"] * 3
+
+
+def test_a_name_that_is_not_shown_takes_no_room(shown):
+    queues = [replace(BUSY, queue=f"busy-{n:02}") for n in range(30)]
+
+    lines = shown([*queues, replace(QUIET, queue="q" * 128)], size=(80, 24), fits=True)
+
+    (header,) = [each for each in lines if each.strip().startswith("queue  ")][:1]
+    assert "last claim" in header
+    assert "code" in header or "failed" in header
+
+
+def test_on_a_small_screen_each_thing_that_is_wrong_is_told_once_first(shown):
+    locked = replace(SILENT, finding="table_locked", subject="session 7")
+    behind = replace(SILENT, severity="warning", finding="queue_behind")
+
+    lines = shown(
+        findings=[*[SILENT] * 9, locked, behind], size=(80, 20), fits=True, workers=()
+    )
+
+    first = lines.index("Health") + 1
+    assert [each.split()[:2] for each in lines[first : first + 3]] == [
+        ["CRITICAL", "queue_silent"],
+        ["CRITICAL", "table_locked"],
+        ["CRITICAL", "queue_silent"],
+    ]
+
+
 # The command.
 
 
@@ -298,6 +341,19 @@ def cut(owner):
         )
 
     return cut
+
+
+def test_a_terminal_that_cannot_be_drawn_on_is_shown_one_screen_after_another(
+    lenso_jobs, pauses, terminal, monkeypatch
+):
+    monkeypatch.setattr(_render.out, "_environ", {"TERM": "dumb"})
+    pauses(lambda: None)
+
+    code, _, _ = lenso_jobs("stats", "--watch")
+
+    assert code == 0
+    assert terminal().count("Health") == 2
+    assert "\x1b[?1049h" not in terminal()
 
 
 def test_watching_survives_a_lost_connection_and_says_so(

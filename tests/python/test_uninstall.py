@@ -219,6 +219,49 @@ def test_kept_data_is_the_owner_s_alone_until_a_repair_brings_it_back(
     assert check(configuration, conninfo) == []
 
 
+@pytest.mark.slow
+def test_the_callers_of_the_original_stay_when_a_copy_s_data_is_kept(
+    installed, new_database, lenso_jobs
+):
+    configuration, conninfo = installed
+    copy = new_database()
+    template, dbname = (conninfo_to_dict(url)["dbname"] for url in (conninfo, copy))
+    with psycopg.connect(copy, dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"drop database {dbname}")
+        connection.execute(f"create database {dbname} template {template}")
+    where = {"role_prefix": configuration.prefix, "url": copy}
+
+    _, listed, _ = lenso_jobs("uninstall", "--keep-data", **where)
+    code, told, _ = lenso_jobs("uninstall", "--keep-data", "--yes", **where)
+
+    reason = f"it also has database {template}"
+    for text in (listed, told):
+        assert f"members of {configuration.prefix}_worker are left: {reason}" in text
+    assert code == 0
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        assert Jobs(connection, "jobs_email", caller="email-worker").claim("email")
+    with psycopg.connect(copy, autocommit=True) as connection:
+        closed = Jobs(connection, "jobs_email", caller="email-worker")
+        with pytest.raises(Unauthorized):
+            closed.claim("email")
+
+
+def test_whose_membership_is_taken_is_told_beforehand_and_afterwards(
+    installed, role, execute, lenso_jobs
+):
+    configuration, conninfo = installed
+    operator = role()
+    execute(f"grant {{p}}_operator to {operator}")
+    where = {"role_prefix": configuration.prefix, "url": conninfo}
+
+    _, listed, _ = lenso_jobs("uninstall", "--keep-data", **where)
+    _, told, _ = lenso_jobs("uninstall", "--keep-data", "--yes", **where)
+
+    group = f"{configuration.prefix}_operator"
+    assert f"{group} would be revoked from {operator}" in listed
+    assert told == listed.replace("would be", "was")
+
+
 @pytest.mark.parametrize("keep_data", [False, True])
 def test_a_database_owner_without_superuser_takes_down_what_it_set_up(
     keep_data, unprivileged

@@ -255,7 +255,12 @@ def _repair(
     repaired: dict[str, None] = {}
     # Twice: what is made anew is also given what ALTER DEFAULT PRIVILEGES says.
     for _ in range(2):
-        parts = repairing(connection, configuration)
+        try:
+            parts = repairing(connection, configuration)
+        except OperatorError:
+            if repaired:
+                break  # what was in the way of a name is for check to tell
+            raise
         _run_patiently(connection, parts, say)
         repaired |= dict.fromkeys(what for part in parts for what in part.changes)
     return tuple(repaired)
