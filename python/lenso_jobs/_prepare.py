@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 """The version of the schema that this release is made for."""
 
-_SETUP = "Run lenso-jobs setup with the document of {}."
+_SETUP = (
+    "Run lenso-jobs setup with the document of {}; if that was done, lenso-jobs check "
+    "says what is missing."
+)
 _UPGRADE = "Run lenso-jobs upgrade with the document of {}."
 _URL = re.compile(r"postgres(ql)?://")
 _FUNCTION = re.compile(

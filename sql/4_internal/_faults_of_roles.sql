@@ -3,11 +3,16 @@ returns table (finding text, subject text, since timestamptz, detail text)
 language sql
 stable
 as $$
-    with prefix as (
-        select left(pg_get_userbyid(n.nspowner), -6) as name
+    with home as (
+        select pg_get_userbyid(n.nspowner)::text as owner
         from pg_class as c
         join pg_namespace as n on n.oid = c.relnamespace
         where c.oid = 'instance'::regclass
+    ),
+    prefix as (
+        select left(h.owner, -6) as name
+        from home as h
+        where right(h.owner, 6) = '_owner'
     ),
     team as (
         select g.kind, p.name || '_' || g.kind as name, r.oid
@@ -42,6 +47,13 @@ as $$
     select 'role_missing', t.name, null::timestamptz, 'a group role of this Instance'
     from team as t
     where t.oid is null
+    union all
+    -- Of a renamed owner the other names cannot be told.
+    select
+        'role_missing', h.owner, null::timestamptz,
+        'owns the Instance, and is not called as its owner is'
+    from home as h
+    where right(h.owner, 6) <> '_owner'
     union all
     select distinct 'role_missing', d.caller, null::timestamptz, 'a declared caller'
     from declared as d

@@ -414,6 +414,8 @@ TOGETHER = [
      "grant {p}_owner to {p}_workers"],
     ["alter role {p}_operator superuser login"],
     ["alter schema jobs_email owner to postgres",
+     "alter role {p}_owner rename to {p}_owners"],
+    ["alter schema jobs_email owner to postgres",
      "drop owned by {p}_observer; drop role {p}_observer"],
     ["create view public.of_somebody as select name from error_code",
      ("create or replace view error_code as select ''::text as sqlstate,"
@@ -463,12 +465,90 @@ def test_what_was_renamed_is_not_made_anew_where_the_books_are_lost(broken, mend
     assert claims(conninfo)
 
 
-@pytest.mark.slow
-def test_a_setup_that_something_is_missing_for_says_where_to_look(broken):
-    configuration, conninfo = broken("drop table instance")
+IN_THE_WAY = [
+    "alter table attempt rename column outcome to fate",
+    "alter table live_job rename to live_jobs",
+    "alter function claim(text, integer) owner to postgres",
+    "create table installed_object (n integer)",
+    "alter domain instant rename to moment",
+    "alter table job drop constraint job_pkey cascade",
+]
 
-    for act in (setup, configure):
-        with pytest.raises(OperatorError, match=r"holds no Instance|lenso-jobs check"):
+
+@pytest.mark.slow
+@pytest.mark.parametrize("applied", [1, 2])
+@pytest.mark.parametrize("statement", IN_THE_WAY)
+def test_what_is_in_the_way_of_a_pending_migration_is_told_before_it(
+    statement, applied, new_instance, earlier, mend
+):
+    configuration, conninfo = new_instance()
+    _, later = earlier(applied)
+    setup(configuration, conninfo)
+    with psycopg.connect(
+        conninfo, autocommit=True, options="-c search_path=jobs_email"
+    ) as connection:
+        connection.execute("set role accounts")
+        connection.execute("select enqueue('email', 'send', '{}', 'k')")
+        connection.execute("reset role")
+        connection.execute(statement)
+    later()
+
+    first = [finding.remedy for finding in check(configuration, conninfo)]
+    mend(configuration, conninfo)
+
+    by_hand = [not remedy.startswith("lenso-jobs") for remedy in first]
+    assert by_hand == [True] * (len(first) - 3 + applied) + [False] * (3 - applied)
+    assert len(first) > 3 - applied
+    assert claims(conninfo)
+
+
+@pytest.mark.slow
+def test_a_migration_cut_off_within_its_index_is_all_that_is_told(
+    new_instance, earlier
+):
+    configuration, conninfo = new_instance()
+    _, later = earlier()
+    setup(configuration, conninfo)
+    later()
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(
+            "create index attempt_failed_idx on jobs_email.attempt (ended_at, job_id);"
+            " update pg_index set indisvalid = false"
+            " where indexrelid = 'jobs_email.attempt_failed_idx'::regclass"
+        )
+
+    findings = check(configuration, conninfo)
+
+    assert [finding.what[:14] for finding in findings] == [
+        "migration 0002",
+        "migration 0003",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("drop table instance", "holds no Instance|lenso-jobs check"),
+        ("drop view installed_version", "installed_version says otherwise"),
+        ("alter schema jobs_email rename to other", '"other" rename to "jobs_email"'),
+    ],
+)
+def test_a_setup_that_cannot_do_says_where_to_look(
+    statement, words, broken, fresh_prefix
+):
+    configuration, conninfo = broken(statement)
+
+    with pytest.raises(OperatorError, match=words):
+        setup(configuration, conninfo)
+
+
+@pytest.mark.slow
+def test_a_schema_that_was_renamed_is_named(broken):
+    configuration, conninfo = broken("alter schema jobs_email rename to other")
+
+    for act in (check, plan, setup):
+        with pytest.raises(OperatorError, match="it seems to be other now"):
             act(configuration, conninfo)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from urllib.parse import urlencode
 
 import psycopg
@@ -365,6 +366,90 @@ def test_a_repair_killed_again_and_again_finishes(first, session, killed_at):
     kills = finished_after_kills(first, killed_at, repair_too=True)
 
     assert kills >= 3
+
+
+# Beside others.
+
+
+@pytest.fixture
+def reader(first):
+    """A transaction with a snapshot, which an index that is built waits for."""
+    with psycopg.connect(first[1]) as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        connection.execute("create temporary table seen as select 1 as n")
+        yield connection
+
+
+@pytest.fixture
+def built(session):
+    """Wait until the command has waited for a snapshot for so many seconds."""
+    ask = (
+        "select clock_timestamp() - query_start > make_interval(secs => %s)"
+        " from pg_stat_activity where datname = current_database()"
+        " and application_name = 'lenso-jobs' and wait_event = 'virtualxid'"
+    )
+
+    def built(seconds):
+        asking, deadline = session(), time.monotonic() + 60
+        while asking(ask, seconds) != [(True,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return built
+
+
+@pytest.mark.slow
+def test_a_long_report_holds_up_the_index_and_is_no_reason_to_give_up(
+    first, session, reader, built, background
+):
+    session("accounts")("select enqueue('email', 'send', '{}', 'k')")
+    worker = session("email-worker")
+    ((job, token),) = worker("select job_id, lease_token from claim('email')")
+    worker("select complete(%s, %s)", job, token)
+    said = []
+
+    running = background(upgrade, *first, say=said.append)
+    built(6)
+    session("accounts")("select enqueue('email', 'send', '{}', 'meanwhile')")
+    ((job, token),) = worker("select job_id, lease_token from claim('email')")
+    worker("select complete(%s, %s)", job, token)
+    reader.rollback()
+
+    assert list(running.result(60).migrations) == ALL[1:]
+    assert said == []
+    assert check(*first) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter index live_job_claimable_idx set (fillfactor = 50)",
+        (
+            "drop index live_job_claimable_idx;"
+            " create index live_job_claimable_idx on live_job (queue, available_at, job_id)"
+            " include (attempt)"
+        ),
+    ],
+)
+def test_an_index_that_is_repaired_is_there_all_the_time(
+    statement, first, session, reader, built, background
+):
+    upgrade(*first)
+    owner, worker = session(), session("email-worker")
+    owner(statement)
+    session("accounts")("select enqueue('email', 'send', '{}', 'k')")
+
+    running = background(upgrade, *first, repair_too=True)
+    built(0)
+    ((job, token),) = worker("select job_id, lease_token from claim('email')")
+    worker("select complete(%s, %s)", job, token)
+    reader.rollback()
+
+    assert [what.split(" differs")[0] for what in running.result(60).repaired] == [
+        "index live_job_claimable_idx"
+    ]
+    assert check(*first) == []
 
 
 # Patience.

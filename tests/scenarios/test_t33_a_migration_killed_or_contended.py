@@ -129,12 +129,14 @@ def test_a_lock_left_behind_is_told_of_with_the_way_to_break_it(
 
 @pytest.mark.slow
 def test_a_reader_in_the_way_delays_the_upgrade_and_no_worker_for_long(
-    first, session, background, monkeypatch
+    first, session, background, until, monkeypatch
 ):
     monkeypatch.setattr(_setup, "PAUSE_SECONDS", 0.2)
-    reader = session()
-    reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    reader.execute("select from job, live_job, attempt, error_code")
+    reader, report, onlooker = session(), session(), session(autocommit=True)
+    # The index waits for the one's snapshot, what comes after it for the other's lock.
+    report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    for each in (reader, report):
+        each.execute("select from job, live_job, attempt, error_code")
     over, said = Event(), []
 
     def say(sentence):
@@ -157,18 +159,28 @@ def test_a_reader_in_the_way_delays_the_upgrade_and_no_worker_for_long(
         return longest, done
 
     worker = background(go_on)
+    running = background(upgrade, *first, say=say)
     try:
-        report = upgrade(*first, say=say)
+        until(
+            lambda: onlooker.execute(
+                "select from pg_stat_activity where wait_event = 'virtualxid'"
+                " and %s = any (pg_blocking_pids(pid))",
+                (report.info.backend_pid,),
+            ).fetchall()
+        )
+        building = invalid(session)
+        report.rollback()
+        migrations = running.result(60).migrations
     finally:
         over.set()
     longest, done = worker.result(20)
 
-    assert list(report.migrations) == ALL[1:]
+    assert list(migrations) == ALL[1:]
     ((sentence, broken),) = said
-    assert sentence.startswith(f"migration {ALL[1]}: ")
+    assert sentence.startswith(f"migration {ALL[2]}: ")
     assert "again in 0.2 s (1 of 10)" in sentence
-    assert broken == ["attempt_failed_idx"]
-    assert invalid(session) == []
+    assert building == ["attempt_failed_idx"]
+    assert broken == invalid(session) == []
     assert done > 50
     assert longest < LOCK_TIMEOUT
     assert check(*first) == []

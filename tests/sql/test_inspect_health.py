@@ -60,6 +60,12 @@ OBJECTS = {
         "index_unusable",
         "index live_job_claimable_idx",
     ),
+    "drop index attempt_failed_idx;"
+    " create index attempt_failed_idx on attempt (worker)": (
+        "critical",
+        "index_unusable",
+        "index attempt_failed_idx",
+    ),
     "update pg_index set indisvalid = false"
     " where indexrelid = 'attempt_failed_idx'::regclass": (
         "critical",
@@ -277,6 +283,42 @@ def test_a_group_role_that_was_renamed_is_missed(owner, prefix):
     assert ("role_missing", f"{prefix}_worker") in found
     assert ("grant_stray", f"usage on the schema to {prefix}_helper") in found
     assert "grant_missing" not in dict(found)  # nobody is there to miss it
+
+
+def test_an_owner_that_was_renamed_is_told_once_and_by_its_name(owner, prefix):
+    with owner.transaction(force_rollback=True):
+        owner.execute(f"alter role {prefix}_owner rename to {prefix}_other")
+        found = owner.rows(
+            "select finding, subject from inspect_health() where finding ~ '^role|^member'"
+        )
+
+    assert found == [("role_missing", f"{prefix}_other")]
+
+
+def test_who_may_hand_out_a_group_is_no_stray_unless_declared(owner, prefix, new_role):
+    administrator = new_role()
+    with owner.transaction(force_rollback=True):
+        for name in (administrator, "operations"):
+            owner.execute(f'grant {prefix}_worker to "{name}" with admin option')
+        found = owner.rows("select finding, subject from inspect_health()")
+
+    assert found == [("membership_stray", "operations")]
+
+
+def test_causes_are_told_before_what_comes_of_them(owner, enqueue):
+    enqueue()
+    owner.execute(
+        "update live_job set available_at = clock_timestamp() - interval '9 min'"
+    )
+    owner.execute("drop function purge(timestamptz, integer)")
+
+    found = owner.rows("select severity, finding from inspect_health()")
+
+    assert [finding for severity, finding in found if severity == "critical"] == [
+        "grant_missing",
+        "object_changed",
+        "queue_silent",
+    ]
 
 
 def test_a_queue_nobody_claims_from_is_silent(enqueue, owner, health, details):

@@ -28,12 +28,13 @@ from lenso_jobs.operator._migrations import (
     released,
 )
 from lenso_jobs.operator._roles import (
-    elsewhere,
     groups_of,
     missing,
+    of_others,
     rename,
     renamed_callers,
     renamed_group,
+    renamed_schema,
 )
 from lenso_jobs.operator._session import (
     CannotTell,
@@ -79,7 +80,8 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
         owner = owner_of(connection, schema)
         if owner is None:
             raise OperatorError(
-                f"schema {schema} does not exist; run: lenso-jobs setup"
+                renamed_schema(connection, configuration)
+                or f"schema {schema} does not exist; run: lenso-jobs setup"
             )
         if owner != configuration.owner:
             return _of_roles(connection, configuration, owner)
@@ -183,6 +185,8 @@ def _findings(
         )
         if not different and not is_sealed(connection, schema):
             found.append(Finding(UNSEALED, REPAIR))
+    elif not groups:
+        found += _obstacles(connection, schema)
     # The tables may be what is missing.
     connection.execute("savepoint policy")
     try:
@@ -219,6 +223,26 @@ def _is_of_this_release(connection: psycopg.Connection[Any], schema: str) -> boo
     names, has = {each.name for each in known}, recorded(connection, schema)
     newest = installed_version(connection, schema) == known[-1].number
     return has == names or (newest and has < names)
+
+
+def _obstacles(connection: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
+    """Find what is in the way of pending migrations, by those that were applied."""
+    known = released()
+    has = recorded(connection, schema)
+    version = installed_version(connection, schema)
+    if version > known[-1].number or not has <= {each.name for each in known}:
+        return
+    scripts = [
+        script
+        for each in known
+        if each.name in has or each.number <= version
+        for script in each.statements
+        # An index of an empty table is made at once; the other way is no transaction's.
+        if each.transactional or "concurrently" not in script
+    ]
+    for difference in differences(connection, schema, scripts):
+        for what, remedy in difference.obstacles():
+            yield Finding(what, remedy)
 
 
 def _bookkeeping(
@@ -363,7 +387,7 @@ def _members(
             _revoke(connection, group, name, grantor),
         )
 
-    for what, remedy in elsewhere(connection, configuration):
+    for what, remedy in of_others(connection, configuration):
         yield Finding(what, remedy)
     yield from _callers(connection, configuration)
 

@@ -17,7 +17,7 @@ from psycopg import sql
 from lenso_jobs._assets import asset_dir, sql_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import psycopg
 
@@ -304,6 +304,21 @@ class Difference:
                         self._change(name),
                     )
 
+    def obstacles(self) -> Iterator[tuple[str, str]]:
+        """Say what a pending migration may not get past; it replaces the rest."""
+        if self.kind == "table" and self.found is None and not self.is_there:
+            yield (
+                self._what("is missing"),
+                "restore it from a backup: migrations that are pending need it",
+            )
+        # An index that is too much is what a migration that was cut off has built.
+        elif self.kind != "index" or self.wanted is not None:
+            for statement in self.rightful():
+                yield self._what("belongs to somebody else"), statement
+            for what, remedy in self.findings():
+                if remedy != REPAIR:
+                    yield what, remedy
+
     def touches(self) -> Iterator[str]:
         """Write the statements of a repair that loading sql/ does not make needless."""
         if self.found is None or self.wanted is None:
@@ -544,8 +559,15 @@ class Difference:
             yield f"alter {self._noun()} {self.place} set ({settings})"
 
 
-def differences(connection: psycopg.Connection[Any], schema: str) -> list[Difference]:
-    """List what an Instance has otherwise than this release; changes nothing."""
+def differences(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    scripts: Iterable[str] | None = None,
+) -> list[Difference]:
+    """List what an Instance has otherwise than this release; changes nothing.
+
+    Than what *scripts* make, where those are given.
+    """
     with connection.transaction(force_rollback=True):
         connection.execute("set local lock_timeout = '5s'")
         found = describe(connection, schema)
@@ -553,7 +575,9 @@ def differences(connection: psycopg.Connection[Any], schema: str) -> list[Differ
             (kind, name): home
             for kind, name, home in connection.execute(_MOVED, {"schema": schema})
         }
-        wanted = released(connection, schema, found["schema", schema]["owner"])
+        owner = found["schema", schema]["owner"]
+        made = texts() if scripts is None else scripts
+        wanted = _described(connection, schema, owner, made)
     return _compare(schema, found, wanted, elsewhere)
 
 
@@ -741,8 +765,13 @@ def is_sealed(connection: psycopg.Connection[Any], schema: str) -> bool:
     )
 
 
-def released(connection: psycopg.Connection[Any], schema: str, owner: str) -> Described:
-    """Describe what this release would make of the schema, in a transaction."""
+def _described(
+    connection: psycopg.Connection[Any],
+    schema: str,
+    owner: str,
+    scripts: Iterable[str],
+) -> Described:
+    """Describe what they would make of the schema, in a transaction."""
     reference = f"lenso_jobs_check_{secrets.token_hex(8)}"
     with connection.transaction(force_rollback=True):
         connection.execute(
@@ -751,7 +780,7 @@ def released(connection: psycopg.Connection[Any], schema: str, owner: str) -> De
             )
         )
         connection.execute("select set_config('search_path', %s, true)", (reference,))
-        for text in texts():
+        for text in scripts:
             connection.execute(text.encode())
         return {
             (kind, name.replace(reference, schema)): _renamed(fields, reference, schema)

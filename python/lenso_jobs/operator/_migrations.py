@@ -110,6 +110,20 @@ def require_known(
     return [each for each in known if each.name not in has]
 
 
+def require_version(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Refuse to call ready what does not say that it is.
+
+    Raises:
+        OperatorError: The view installed_version was dropped or edited.
+    """
+    newest = max(each.number for each in released() if each.transactional)
+    if installed_version(connection, schema) != newest:
+        raise OperatorError(
+            f"every migration of schema {schema} was applied, and its view "
+            "installed_version says otherwise; lenso-jobs check says what mends it"
+        )
+
+
 def bookkeeping(configuration: Configuration) -> str:
     """Write what makes yoyo's tables, as yoyo makes them."""
     return _statement(

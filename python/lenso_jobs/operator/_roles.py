@@ -26,12 +26,24 @@ _VERBS = {
 _OWNER = """
 select r.rolname::text
 from pg_namespace as n
-join pg_roles as r on r.oid = n.nspowner
+join pg_class as c on c.relnamespace = n.oid and c.relname in ('job', 'live_job')
+join pg_roles as r on r.oid = c.relowner
 where n.nspname = %(schema)s and r.rolname <> %(owner)s and not r.rolcanlogin
-    and exists (
-        select from pg_class as c
-        where c.relnamespace = n.oid and c.relname = 'live_job' and c.relowner = r.oid
+group by 1
+having count(*) = 2
+"""
+_SCHEMA = """
+select n.nspname::text
+from pg_namespace as n
+join pg_class as c on c.relnamespace = n.oid and c.relname in ('job', 'live_job')
+join pg_roles as r on r.oid = n.nspowner
+where r.rolname = %(owner)s
+    and shobj_description(r.oid, 'pg_authid') = format(
+        'owns the Jobs Instance %%s in database %%s', %(schema)s::text,
+        current_database()
     )
+group by 1
+having count(*) = 2
 """
 _GROUP = """
 select r.rolname::text
@@ -95,7 +107,10 @@ def renamed_group(
 def renamed_callers(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> dict[str, str]:
-    """Find the callers whose memberships one undeclared role has, and they have gone."""
+    """Find the callers whose memberships one undeclared role has, and they have gone.
+
+    Who was never declared may be a new caller, and the other an old one.
+    """
     groups = groups_of(configuration)
     wanted = declared(configuration)
     held: dict[str, set[str]] = {}
@@ -104,17 +119,20 @@ def renamed_callers(
     ).fetchall():
         if name not in wanted and not is_administrator:
             held.setdefault(name, set()).add(group)
+    known = stored_callers(connection, configuration.schema_)
     renamed = {}
-    for name in missing(connection, *wanted):
+    for name in missing(connection, *(known.keys() & wanted.keys())):
         should = {groups[kind] for kind in wanted[name]}
-        alike = [stray for stray, has in held.items() if has == should]
+        alike = [
+            stray for stray, has in held.items() if has == should and stray not in known
+        ]
         if len(alike) == 1:
             renamed[name] = alike[0]
             del held[alike[0]]
     return renamed
 
 
-def elsewhere(
+def of_others(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[tuple[str, str]]:
     """Say which group roles are not this Instance's alone, and what to do about it."""
@@ -138,27 +156,44 @@ def rename(old: str, new: str) -> str:
     )
 
 
+def renamed_schema(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> str | None:
+    """Say where a schema that is missing seems to be, and what brings it back."""
+    schema = configuration.schema_
+    if owner_of(connection, schema) is not None:
+        return None
+    names = {"schema": schema, "owner": configuration.owner}
+    rows = connection.execute(_SCHEMA, names).fetchall()
+    if len(rows) != 1:
+        return None
+    (other,) = rows[0]
+    back = sql.SQL("alter schema {} rename to {}").format(
+        sql.Identifier(other), sql.Identifier(schema)
+    )
+    return (
+        f"schema {schema} does not exist; it seems to be {other} now; "
+        f"run this first: {back.as_string(None)}"
+    )
+
+
 def require_named(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> None:
     """Refuse where bootstrap.sql would make a second role, with none of its rights.
 
     Raises:
-        OperatorError: A role of the Instance was renamed.
+        OperatorError: A role of the Instance, or its schema, was renamed.
     """
+    if place := renamed_schema(connection, configuration):
+        raise OperatorError(place)
     renamed = {
         name: other
         for kind, name in groups_of(configuration).items()
         if missing(connection, name)
         and (other := renamed_group(connection, configuration, kind))
     }
-    # Who was never declared may be a new caller, and the other somebody's own.
-    known = stored_callers(connection, configuration.schema_)
-    renamed |= {
-        name: other
-        for name, other in renamed_callers(connection, configuration).items()
-        if name in known and other not in known
-    }
+    renamed |= renamed_callers(connection, configuration)
     for name, other in renamed.items():
         raise OperatorError(
             f"role {name} does not exist; it seems to be {other} now; "
@@ -175,7 +210,7 @@ def require_own(
         OperatorError: They are not this Instance's alone; or as ``require_named``.
     """
     require_named(connection, configuration)
-    for what, remedy in elsewhere(connection, configuration):
+    for what, remedy in of_others(connection, configuration):
         raise OperatorError(f"{what}; {remedy}")
     schema, owner = configuration.schema_, configuration.owner
     if owner_of(connection, schema) not in (None, owner):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from lenso_jobs.operator._changes import changes
-from lenso_jobs.operator._migrations import require_known, unlock
+from lenso_jobs.operator._migrations import require_known, require_version, unlock
 from lenso_jobs.operator._parts import Part, run
 from lenso_jobs.operator._plan import (
     bootstrapping,
@@ -85,7 +85,8 @@ def setup(
 
     Raises:
         JobsError: The document or the database is refused; the hint says what to do.
-        OperatorError: The migrations are locked, or the Instance is a newer release's.
+        OperatorError: The migrations are locked, or the Instance is a newer release's,
+            or was renamed or damaged.
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
     with (
@@ -99,6 +100,7 @@ def setup(
         )
         with _whole(configuration.schema_):
             stored = bool(run(connection, storing(configuration)))
+        require_version(connection, configuration.schema_)
         return SetupReport(applied, stored, recorded)
 
 
@@ -179,7 +181,7 @@ def configure(
 
 @contextmanager
 def _whole(schema: str) -> Iterator[None]:
-    """Say what is the matter where the function configure misses something."""
+    """Say what is the matter where something is missed."""
     try:
         yield
     except (
@@ -261,7 +263,8 @@ def _repair(
             if repaired:
                 break  # what was in the way of a name is for check to tell
             raise
-        _run_patiently(connection, parts, say)
+        with _whole(configuration.schema_):
+            _run_patiently(connection, parts, say)
         repaired |= dict.fromkeys(what for part in parts for what in part.changes)
     return tuple(repaired)
 
