@@ -788,27 +788,39 @@ def test_check_finds_a_group_role_that_is_a_superuser(instance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["email-worker", "{p}_worker"])
+@pytest.mark.parametrize("name", ["{c}", "{p}_worker"])
 @pytest.mark.parametrize("act", [setup, configure, upgrade])
-def test_no_second_role_is_made_where_one_was_renamed(
-    name, act, new_instance, fresh_prefix
-):
-    configuration, conninfo = new_instance()
+def test_no_second_role_is_made_where_one_was_renamed(name, act, new_instance, role):
+    caller = role()
+    configuration, conninfo = new_instance(worker_instances=["email-worker", caller])
     setup(configuration, conninfo)
-    name, other = name.format(p=fresh_prefix), f"{fresh_prefix}_renamed"
+    name = name.format(p=configuration.prefix, c=caller)
+    other, options = f"{name}_now", {"repair_too": True} if act is upgrade else {}
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(f'alter role "{name}" rename to "{other}"')
-        try:
-            with pytest.raises(OperatorError, match=f'"{other}" rename to "{name}"'):
-                act(
-                    configuration,
-                    conninfo,
-                    **({"repair_too": True} if act is upgrade else {}),
-                )
-        finally:
-            connection.execute(f'alter role "{other}" rename to "{name}"')
+        connection.execute(f"alter role {name} rename to {other}")
+        with pytest.raises(OperatorError, match=f'"{other}" rename to "{name}"'):
+            act(configuration, conninfo, **options)
+        connection.execute(f"alter role {other} rename to {name}")
 
     assert check(configuration, conninfo) == []
+
+
+@pytest.mark.slow
+def test_a_caller_that_another_one_replaces_is_not_taken_for_renamed(
+    new_instance, role, fresh_prefix
+):
+    old, new = role(), f"{fresh_prefix}_caller"
+    before, conninfo = new_instance(worker_instances=["email-worker", old])
+    setup(before, conninfo)
+    after, _ = new_instance(worker_instances=["email-worker", new])
+
+    found = [finding.remedy for finding in check(after, conninfo)]
+    configure(after, conninfo)
+
+    assert not [remedy for remedy in found if "rename" in remedy]
+    assert check(after, conninfo) == []
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"drop owned by {new}; drop role {new}")
 
 
 @pytest.mark.slow

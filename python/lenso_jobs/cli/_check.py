@@ -17,8 +17,8 @@ def check(
     """Compare the Instance with this release and its document; changes nothing.
 
     Below each difference stands what mends it: a command with the same document, or SQL
-    where data could go with it. Run the SQL first, then the commands, then check again:
-    while migrations are pending, or a group role is missing, the rest cannot be told.
+    where data could go with it. Do it in that order, then check again: while migrations
+    are pending, or a group role is missing, the rest cannot be told.
     Exit codes: 0 they agree, 1 they differ, 2 it cannot be told.
     """
     configuration, conninfo = _options.load(config, secrets_dir)

@@ -24,9 +24,10 @@ def upgrade(
 ) -> None:
     """Apply the pending migrations while producers and workers go on.
 
-    No lock is waited for longer than 5 seconds, so nobody waits longer behind it; then
-    everybody is let through, and it is tried again, ten times in all. Killed at any
-    point, the next run finishes the work. Refuses where there is no Instance, or one
+    No lock that others wait behind is waited for longer than 5 seconds; then everybody
+    is let through, and it is tried again, ten times in all. An index waits for older
+    transactions, and holds up nobody. Killed at any point, the next run finishes the
+    work. Refuses where there is no Instance, or one
     that a newer release migrated. `lenso-jobs plan upgrade` prints the SQL beforehand.
     """
     configuration, conninfo = _options.load(config, secrets_dir)

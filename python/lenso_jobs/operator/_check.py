@@ -68,8 +68,8 @@ class Finding:
 def check(configuration: Configuration, conninfo: str) -> list[Finding]:
     """List every difference; none means the Instance is as release and document say.
 
-    Changes nothing. Where migrations are pending, or a group role is missing, what the
-    objects should be cannot be told, and is not.
+    Changes nothing. Where migrations are pending, of the objects only what is in their
+    way is told, and nothing where a group role is missing.
 
     Raises:
         OperatorError: The Instance is missing, or the role may not look.

@@ -114,8 +114,8 @@ def upgrade(
 ) -> UpgradeReport:
     """Apply the pending migrations while callers and workers go on.
 
-    No lock is waited for longer than 5 s, so nobody waits longer behind it either; it
-    is tried again, up to ten times. Safe to run again, whenever it was killed.
+    No lock that others wait behind is waited for longer than 5 s; it is tried again, up
+    to ten times. Safe to run again, whenever it was killed.
 
     Args:
         configuration: The Instance's document; of it, schema and roles count.
