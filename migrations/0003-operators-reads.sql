@@ -1025,7 +1025,12 @@ as $$
     member as (
         select
             t.kind, t.name as team, r.rolname::text as caller,
-            m.admin_option as is_administrator
+            -- By whichever grant: from 16 on there may be several.
+            exists (
+                select
+                from pg_auth_members as a
+                where a.roleid = m.roleid and a.member = m.member and a.admin_option
+            ) as is_administrator
         from team as t
         join pg_auth_members as m on m.roleid = t.oid
         join pg_roles as r on r.oid = m.member

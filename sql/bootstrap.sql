@@ -174,7 +174,7 @@ begin
                 d.refclassid = 'pg_authid'::regclass
                 and d.refobjid = v_role::regrole
                 and (
-                    d.dbid <> v_here
+                    d.dbid <> v_here and not b.datistemplate
                     or d.classid = 'pg_namespace'::regclass
                     and d.objid is distinct from to_regnamespace(v_schema)
                 )

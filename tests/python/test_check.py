@@ -207,8 +207,8 @@ def carry_out(remedy, of, conninfo):
     }
     if remedy.startswith("lenso-jobs upgrade"):
         upgrade(of, conninfo, **options)
-    elif remedy.startswith("lenso-jobs configure"):
-        configure(of, conninfo)
+    elif remedy in ("lenso-jobs configure", "lenso-jobs setup"):
+        {"configure": configure, "setup": setup}[remedy[11:]](of, conninfo)
     else:
         assert not remedy.startswith("lenso-jobs"), remedy
         with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -238,6 +238,7 @@ def broken(new_instance, postgresql_server):
     return broken
 
 
+@pytest.mark.slow
 def test_what_check_prints_mends_an_instance_broken_in_forty_ways(broken, mend):
     together = [statement for statement in DRIFT if statement not in ALONE]
     configuration, conninfo = broken(*together)
@@ -263,6 +264,7 @@ def test_what_check_prints_mends(statement, broken, mend):
 
 RENAMES = [
     "alter table live_job rename to live_jobs",
+    "alter table live_job rename to live_job_new",
     "alter table instance rename to instances",
     (
         "alter table live_job rename column attempt to tries;"
@@ -465,11 +467,25 @@ def test_what_was_renamed_is_not_made_anew_where_the_books_are_lost(broken, mend
     assert claims(conninfo)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["", "0001", "0002"])
+def test_an_instance_that_says_nothing_of_itself_is_no_stray(kept, broken, mend):
+    configuration, conninfo = broken(
+        f"delete from _yoyo_migration where migration_id !~ '^{kept or 'x'}'",
+        "drop view installed_version",
+    )
+
+    said = [each.remedy for each in check(configuration, conninfo)]
+    mend(configuration, conninfo)
+
+    assert all(remedy.startswith("lenso-jobs ") for remedy in said)
+    assert claims(conninfo)
+
+
 IN_THE_WAY = [
     "alter table attempt rename column outcome to fate",
     "alter table live_job rename to live_jobs",
     "alter function claim(text, integer) owner to postgres",
-    "create table installed_object (n integer)",
     "alter domain instant rename to moment",
     "alter table job drop constraint job_pkey cascade",
 ]
@@ -824,6 +840,43 @@ def test_a_caller_that_another_one_replaces_is_not_taken_for_renamed(
 
 
 @pytest.mark.slow
+def test_a_forgotten_role_prefix_is_no_renaming_of_every_role(
+    new_instance, fresh_prefix
+):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    forgotten, _ = new_instance(role_prefix=f"{fresh_prefix}_b")
+
+    for act in (check, plan, setup, configure):
+        with pytest.raises(OperatorError, match=f"to {fresh_prefix}, which"):
+            act(forgotten, conninfo)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attributes", ["superuser", "operator"])
+def test_somebody_of_their_own_is_not_taken_for_a_caller_that_was_dropped(
+    attributes, new_instance, role
+):
+    caller = role()
+    configuration, conninfo = new_instance(observer_instances=[caller])
+    setup(configuration, conninfo)
+    groups = [f"{configuration.prefix}_observer"]
+    if attributes == "operator":
+        groups.append(f"{configuration.prefix}_operator")
+    other = role(
+        "superuser" if attributes == "superuser" else "login", member_of=groups
+    )
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"drop role {caller}")
+
+    configure(configuration, conninfo)
+
+    assert [finding.what for finding in check(configuration, conninfo)] == [
+        f"role {other} is a member of {groups[0]} and not in the document"
+    ]
+
+
+@pytest.mark.slow
 def test_who_may_hand_out_the_groups_is_no_stray(
     unprivileged, fresh_prefix, conninfo, role
 ):
@@ -895,6 +948,7 @@ ROLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statements", [list(ROLES)[:1], list(ROLES)[4:5], list(ROLES)[6:]], ids=len
 )

@@ -188,6 +188,7 @@ def test_the_schema_of_somebody_else_is_not_dropped(installed, document, role):
     assert schema_is_there(conninfo)
 
 
+@pytest.mark.slow
 def test_kept_data_is_the_owner_s_alone_until_a_repair_brings_it_back(
     installed, role, execute
 ):
@@ -246,6 +247,7 @@ def test_the_callers_of_the_original_stay_when_a_copy_s_data_is_kept(
             closed.claim("email")
 
 
+@pytest.mark.slow
 def test_whose_membership_is_taken_is_told_beforehand_and_afterwards(
     installed, role, execute, lenso_jobs
 ):

@@ -322,6 +322,7 @@ def finished_after_kills(first, killed_at, **options):
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_an_upgrade_killed_again_and_again_finishes(first, session, killed_at):
     states = States(session("accounts"), session("email-worker"), session())
     before = states.tables()
@@ -406,7 +407,9 @@ def test_a_long_report_holds_up_the_index_and_is_no_reason_to_give_up(
     worker = session("email-worker")
     ((job, token),) = worker("select job_id, lease_token from claim('email')")
     worker("select complete(%s, %s)", job, token)
-    said = []
+    owner, said = session(), []
+    ((dbname,),) = owner("select current_database()::text")
+    owner(f"alter database {dbname} set statement_timeout = '3s'")
 
     running = background(upgrade, *first, say=said.append)
     built(6)

@@ -131,6 +131,9 @@ def main() -> None:
     except psycopg.Error as error:
         refuse(*_of_the_server(error))
         sys.exit(2)
+    except KeyboardInterrupt:
+        refuse("interrupted", None)
+        sys.exit(130)
     except UnicodeEncodeError as error:
         refuse(
             f"the output is in {error.encoding}, which lacks a character",

@@ -29,7 +29,12 @@ POLICY = (
 # Who is a member of what, and inherits it: from 16 on whoever made a role administers
 # it, without inheriting anything. Before, who is to grant it to others inherits it.
 MEMBERS = """
-select g.rolname::text, r.rolname::text, b.rolname::text, m.admin_option
+select g.rolname::text, r.rolname::text, b.rolname::text,
+    -- By whichever grant: from 16 on there may be several.
+    exists (
+        select from pg_auth_members as a
+        where a.roleid = m.roleid and a.member = m.member and a.admin_option
+    )
 from pg_auth_members as m
 join pg_roles as r on r.oid = m.member
 join pg_roles as g on g.oid = m.roleid

@@ -31,6 +31,7 @@ from lenso_jobs.operator._roles import (
     groups_of,
     missing,
     of_others,
+    other_prefix,
     rename,
     renamed_callers,
     renamed_group,
@@ -112,7 +113,7 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
 
 
 def _turn(finding: Finding) -> int:
-    commands = (f"{_UPGRADE} --break-lock", _UPGRADE, REPAIR, _CONFIGURE)
+    commands = [f"{_UPGRADE} --break-lock", _SETUP, _UPGRADE, REPAIR, _CONFIGURE]
     is_command = finding.remedy in commands
     return 1 + commands.index(finding.remedy) if is_command else 0
 
@@ -121,6 +122,9 @@ def _of_roles(
     connection: psycopg.Connection[Any], configuration: Configuration, owner: str
 ) -> list[Finding]:
     """List what is wrong with the roles alone: what is in the schema may be anybody's."""
+    other = other_prefix(connection, configuration)
+    if other is not None:
+        raise OperatorError(other)
     groups = [*_groups(connection, configuration)]
     given_away = []
     if _owns_tables(connection, configuration):
@@ -203,7 +207,9 @@ def _versions(connection: psycopg.Connection[Any], schema: str) -> Iterator[Find
     for each in known:
         if each.name not in has:
             state = "applied and not recorded" if each.number <= version else "pending"
-            yield Finding(f"migration {each.name} is {state}", _UPGRADE)
+            # Of an Instance that says nothing of itself set-up takes care.
+            remedy = _UPGRADE if has or version else _SETUP
+            yield Finding(f"migration {each.name} is {state}", remedy)
     strange = sorted(has - {each.name for each in known})
     for name in strange:
         yield Finding(
@@ -230,19 +236,30 @@ def _obstacles(connection: psycopg.Connection[Any], schema: str) -> Iterator[Fin
     known = released()
     has = recorded(connection, schema)
     version = installed_version(connection, schema)
-    if version > known[-1].number or not has <= {each.name for each in known}:
+    if (
+        version > known[-1].number
+        or not has <= {each.name for each in known}
+        or not (has or version)
+    ):
         return
+    newest = max([version, *(each.number for each in known if each.name in has)])
     scripts = [
         script
         for each in known
-        if each.name in has or each.number <= version
+        if each.number <= newest
         for script in each.statements
         # An index of an empty table is made at once; the other way is no transaction's.
         if each.transactional or "concurrently" not in script
     ]
-    for difference in differences(connection, schema, scripts):
-        for what, remedy in difference.obstacles():
-            yield Finding(what, remedy)
+    # What this release has is no stray, whatever the records say.
+    strays = {
+        (each.kind, each.name)
+        for each in differences(connection, schema)
+        if each.wanted is None
+    }
+    for each in differences(connection, schema, scripts):
+        if each.wanted is not None or (each.kind, each.name) in strays:
+            yield from (Finding(*told) for told in each.obstacles())
 
 
 def _bookkeeping(

@@ -218,6 +218,8 @@ _DROPPED = (
     *("policy", "rule", "trigger", "view", "function", "constraint", "index"),
     *("column", "table", "sequence", "domain", "type"),
 )
+# What the name of an index ends in while it is built anew.
+_ANEW = "_new"
 REPAIR = "lenso-jobs upgrade --repair"
 UNSEALED = "what inspect_health compares with is not what is there"
 
@@ -311,8 +313,7 @@ class Difference:
                 self._what("is missing"),
                 "restore it from a backup: migrations that are pending need it",
             )
-        # An index that is too much is what a migration that was cut off has built.
-        elif self.kind != "index" or self.wanted is not None:
+        else:
             for statement in self.rightful():
                 yield self._what("belongs to somebody else"), statement
             for what, remedy in self.findings():
@@ -328,12 +329,6 @@ class Difference:
                 yield from self._regrant(name)
             elif name == "options" and not self.rebuilt():
                 yield from self._options()
-            elif name == "row security":
-                for words in (
-                    "disable row level security",
-                    "no force row level security",
-                ):
-                    yield f"alter table {self.place} {words}"
             elif name == "enabled":
                 yield f"alter table {self._of()} enable trigger {_quoted(self.wanted['name'])}"
             elif name == "comment" and self.wanted["comment"] is None:
@@ -373,7 +368,7 @@ class Difference:
             yield f"drop {self._noun()} {self.place}"
 
     def rebuilt(self) -> tuple[str, ...]:
-        """Write what builds an index anew while everybody goes on.
+        """Write what builds an index, under another name, while everybody goes on.
 
         The verbs ask for an index by its name, usable or not: what is there keeps it
         until the other has been built.
@@ -385,26 +380,38 @@ class Difference:
             or self.is_there
         ):
             return ()
-        name = self._built()
+        # What is missing is looked for by its name: it is of use from the moment at
+        # which its building begins.
+        name = self.name if self.found is None else self._built()
         build = (
             self.wanted["definition"]
             .replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
             .replace(f" ON {self.schema}.", f" ON {_quoted(self.schema)}.", 1)
             .replace(f" {self.name} ", f" {name} ", 1)
         )
+        if self.found is None:
+            return (build.replace(" CONCURRENTLY ", " CONCURRENTLY IF NOT EXISTS ", 1),)
         # A build that was cut off leaves one that is not valid.
         place = f"{_quoted(self.schema)}.{_quoted(name)}"
         return f"drop index concurrently if exists {place}", build
 
-    def swapped(self) -> Iterator[str]:
-        """Write what gives an index that was built anew its name."""
+    def alone(self) -> tuple[str, ...]:
+        """Write what shuts everybody out for a moment.
+
+        It is done in a transaction of its own: whoever has one lock and then asks for a
+        stronger one, or for one on another table, meets the verbs in a deadlock.
+        """
         if self.rebuilt() and self.found is not None:
-            yield f"drop index {self.place}"
             place = f"{_quoted(self.schema)}.{_quoted(self._built())}"
-            yield f"alter index {place} rename to {_quoted(self.name)}"
+            rename = f"alter index {place} rename to {_quoted(self.name)}"
+            return f"drop index {self.place}", rename
+        if "row security" in self.fields:
+            alter = f"alter table {self.place}"
+            return (f"{alter} disable row level security, no force row level security",)
+        return ()
 
     def _built(self) -> str:
-        return self.name if self.found is None else f"{self.name}_new"
+        return f"{self.name}{_ANEW}"
 
     def _what(self, state: str) -> str:
         if self.kind == "schema":
@@ -702,6 +709,10 @@ def _renames(
     """
     missing = {key: _alike(key, wanted) for key in wanted.keys() - found.keys()}
     strays = {key: _alike(key, found) for key in found.keys() - wanted.keys()}
+    for kind, name in wanted:
+        # What a repair that was cut off has built of an index that is there.
+        if kind == "index":
+            strays.pop((kind, f"{name}{_ANEW}"), None)
     renames: dict[tuple[str, str], tuple[str, str]] = {}
     for like in missing.values():
         new, old = (
@@ -788,11 +799,12 @@ def _described(
         }
 
 
-def texts(first: str = "0") -> Iterator[str]:
+def texts(first: str = "0", *, but: str | None = None) -> Iterator[str]:
     """Read sql/, from a room on: what makes an Instance of the schema in search_path."""
     root = asset_dir("sql")
     for path in sql_files():
-        if path.relative_to(root).parts[0] >= first:
+        room = path.relative_to(root).parts[0]
+        if room >= first and not (but and room.startswith(but)):
             yield path.read_text(encoding="utf-8")
 
 

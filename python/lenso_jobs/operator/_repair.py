@@ -9,6 +9,7 @@ from psycopg import sql
 from lenso_jobs.operator._differences import (
     REPAIR,
     UNSEALED,
+    Difference,
     differences,
     is_sealed,
     texts,
@@ -17,6 +18,8 @@ from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._session import SETTINGS, OperatorError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import psycopg
 
     from lenso_jobs.config import Configuration
@@ -53,31 +56,68 @@ def repairing(
         return (Part("what inspect_health compares with", sealing, (UNSEALED,)),)
     if not mended:
         return ()
-    # What needs no transaction, or must not be in one: indexes are built slowly, and
-    # nobody but another DDL waits behind that.
-    owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
+    return (
+        *_meanwhile(configuration, found),
+        *(
+            Part(f"{one.kind} {one.name}", (*_as_owner(configuration), *one.alone()))
+            for one in found
+            if one.alone()
+        ),
+        _at_once(configuration, found, tuple(mended)),
+    )
+
+
+def _meanwhile(configuration: Configuration, found: list[Difference]) -> Iterator[Part]:
+    """Do what needs no transaction, or must not be in one."""
     rightful = tuple(each for one in found for each in one.rightful())
-    built = tuple(each for one in found for each in one.rebuilt())
-    parts = []
     if rightful:
         statements = (_BRIEFLY, *rightful, *SETTINGS)
-        parts.append(Part("owners", statements, transactional=False))
+        yield Part("owners", statements, transactional=False)
+    built = tuple(each for one in found for each in one.rebuilt())
     if built:
+        # It is slow, and nobody but another DDL waits behind it.
+        owner = sql.SQL("set role {}").format(sql.Identifier(configuration.owner))
         slowly = ("set lock_timeout = '1h'", owner.as_string(None))
         statements = (*slowly, *built, "reset role", *SETTINGS)
-        parts.append(Part("indexes", statements, transactional=False))
-    at_once = (
+        yield Part("indexes", statements, transactional=False)
+
+
+def _at_once(
+    configuration: Configuration, found: list[Difference], mended: tuple[str, ...]
+) -> Part:
+    """Load sql/ over the Instance, and mend what that leaves.
+
+    The tables only where one of them is not as it should be: their indexes take a lock
+    on each even where they are there.
+    """
+    tables = {"table", "column", "sequence", "domain", "constraint"}
+    of_tables = any(one.kind in tables for one in found)
+    statements = (
         *_as_owner(configuration),
+        *(_locked(configuration, found) if of_tables else ()),
         *(each for one in found for each in one.replaced()),
-        "".join(texts()),
+        "".join(texts(but=None if of_tables else "2")),
         *(each for one in found for each in one.touches()),
-        # Late, since it shuts everybody out until the end.
-        *(each for one in found for each in one.swapped()),
         # The last rooms again: they record what there is.
         "".join(texts("9")),
     )
-    parts.append(Part("sql/ of this release", at_once, tuple(mended)))
-    return tuple(parts)
+    return Part("sql/ of this release", statements, mended)
+
+
+def _locked(configuration: Configuration, found: list[Difference]) -> Iterator[str]:
+    """Write what locks the tables that the verbs write to.
+
+    They lock them in both orders, so this gives up before the server would look for a
+    deadlock, and end one of them.
+    """
+    missing = {one.name for one in found if one.found is None}
+    yield "set local lock_timeout = '500ms'"
+    for name in ("job", "live_job", "attempt"):
+        if name not in missing:
+            table = sql.Identifier(configuration.schema_, name)
+            lock = sql.SQL("lock table {} in share mode").format(table)
+            yield lock.as_string(None)
+    yield _BRIEFLY.replace("set", "set local")
 
 
 def _as_owner(configuration: Configuration) -> tuple[str, ...]:

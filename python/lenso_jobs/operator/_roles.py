@@ -78,6 +78,22 @@ def groups_of(configuration: Configuration) -> dict[str, str]:
     return {kind: f"{configuration.prefix}_{kind}" for kind in KINDS}
 
 
+def other_prefix(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> str | None:
+    """Say so where the schema is another document's, with five groups of its own."""
+    owner = owner_of(connection, configuration.schema_) or ""
+    prefix = owner.removesuffix("_owner")
+    if prefix in (owner, configuration.prefix) or missing(
+        connection, *(f"{prefix}_{kind}" for kind in KINDS)
+    ):
+        return None
+    return (
+        f"schema {configuration.schema_} belongs to {owner}; set role_prefix in the "
+        f"document to {prefix}, which it was set up with, or choose another schema"
+    )
+
+
 def missing(connection: psycopg.Connection[Any], *names: str) -> list[str]:
     """Tell which roles do not exist."""
     rows = connection.execute(
@@ -109,15 +125,25 @@ def renamed_callers(
 ) -> dict[str, str]:
     """Find the callers whose memberships one undeclared role has, and they have gone.
 
-    Who was never declared may be a new caller, and the other an old one.
+    Who was never declared may be a new caller, and the other an old one; a superuser or
+    an operator is somebody of their own.
     """
     groups = groups_of(configuration)
     wanted = declared(configuration)
+    others = {
+        name
+        for (name,) in connection.execute(
+            "select r.rolname::text from pg_roles as r where r.rolsuper or exists ("
+            " select from pg_auth_members as m where m.member = r.oid"
+            " and pg_get_userbyid(m.roleid) = any (%s))",
+            ([groups["owner"], groups["operator"]],),
+        )
+    }
     held: dict[str, set[str]] = {}
     for group, name, _, is_administrator in connection.execute(
         MEMBERS, ([groups[kind] for kind in KINDS[1:4]],)
     ).fetchall():
-        if name not in wanted and not is_administrator:
+        if name not in wanted and name not in others and not is_administrator:
             held.setdefault(name, set()).add(group)
     known = stored_callers(connection, configuration.schema_)
     renamed = {}
@@ -185,19 +211,24 @@ def require_named(
     Raises:
         OperatorError: A role of the Instance, or its schema, was renamed.
     """
-    if place := renamed_schema(connection, configuration):
-        raise OperatorError(place)
+    for state in (
+        renamed_schema(connection, configuration),
+        other_prefix(connection, configuration),
+    ):
+        if state is not None:
+            raise OperatorError(state)
     renamed = {
         name: other
         for kind, name in groups_of(configuration).items()
         if missing(connection, name)
         and (other := renamed_group(connection, configuration, kind))
     }
-    renamed |= renamed_callers(connection, configuration)
-    for name, other in renamed.items():
+    callers = renamed_callers(connection, configuration)
+    for name, other in (renamed | callers).items():
+        way_out = f" (or take {other} out of the groups)" if name in callers else ""
         raise OperatorError(
             f"role {name} does not exist; it seems to be {other} now; "
-            f"run this first: {rename(other, name)}"
+            f"run this first: {rename(other, name)}{way_out}"
         )
 
 

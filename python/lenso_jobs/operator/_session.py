@@ -28,6 +28,8 @@ SETTINGS = (
     "set quote_all_identifiers = off",
     # Off, it makes an error of every read of a table whose row security is forced.
     "set row_security = on",
+    # An index waits as long as it must, and the waits for locks have their own end.
+    "set statement_timeout = 0",
     f"set lock_timeout = '{PATIENCE_SECONDS:.0f}s'",
 )
 
