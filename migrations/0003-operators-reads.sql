@@ -422,7 +422,8 @@ from (
             'Declare the queue again: lenso-jobs configure.'
         ),
         (
-            'instance_damaged', 'Something that a claim needs is missing or changed.',
+            'instance_damaged',
+            'Something that the Instance rests on is missing or changed.',
             'See inspect_health; lenso-jobs check says what mends it.'
         ),
         (
@@ -730,6 +731,27 @@ begin
         return p_answer;
     end if;
 
+    -- Each of them may have lost its role, or its membership.
+    if not exists (
+        select
+        from caller as c
+        where
+            c.is_worker
+            and c.caller not in (
+                select f.subject
+                from _faults_of_roles() as f
+                where f.finding = 'role_missing' or right(f.detail, 7) = '_worker'
+            )
+    ) then
+        p_answer.reason := 'instance_damaged';
+        p_answer.who := (
+            select 'role ' || min(c.caller)
+            from caller as c
+            where c.is_worker
+        );
+        return p_answer;
+    end if;
+
     -- A live lease in the queue proves that somebody works on it.
     if
         _workers_waiting(p_answer.queue) = 0
@@ -910,9 +932,8 @@ begin
                 join pg_stat_activity as s on s.pid = l.pid
                 join pg_index as x on x.indrelid = l.relation
                 join pg_class as c on c.oid = x.indexrelid
-                join pg_class as h on h.relnamespace = c.relnamespace
                 where
-                    h.oid = 'instance'::regclass
+                    c.relnamespace = current_schema()::regnamespace
                     and c.relname = name
                     and l.mode = 'ShareUpdateExclusiveLock'
                     and s.datname = current_database()
@@ -945,8 +966,15 @@ begin
         case when q.is_moving then 'queue_behind' else 'queue_silent' end,
         q.queue, q.ready_since,
         format(
-            '%s ready, the oldest for %s', q.ready,
-            date_trunc('second', q.oldest_ready_age)
+            '%s ready, the oldest for %s: %s', q.ready,
+            date_trunc('second', q.oldest_ready_age),
+            (
+                select l.job_id
+                from live_job as l
+                where l.queue = q.queue and l.lease_owner is null
+                order by l.available_at, l.job_id
+                limit 1
+            )
         )
     from seen as q
     where
@@ -1274,6 +1302,22 @@ as $$
 $$;
 comment on function _is_in_progress(xid) is
 'Whether another transaction, or a part of it, is still open.';
+-- Asked before anything is read: what reads a table that is gone fails.
+create or replace function _missing_table()
+returns text
+language sql
+stable
+as $$
+    select t.name
+    from unnest(array[
+        'instance', 'caller', 'queue', 'job', 'live_job', 'attempt', 'operator_act',
+        'installed_object'
+    ]) as t (name)
+    where to_regclass(t.name) is null
+    limit 1
+$$;
+comment on function _missing_table() is
+'One of the tables of the Instance that does not exist; NULL while all do.';
 -- The digest of what a dump and another server version leave as it is; check compares
 -- everything else.
 create or replace function _objects()
@@ -1284,9 +1328,8 @@ set quote_all_identifiers = off
 as $$
     with home as (
         select n.oid, n.nspowner
-        from pg_class as c
-        join pg_namespace as n on n.oid = c.relnamespace
-        where c.oid = 'instance'::regclass
+        from pg_namespace as n
+        where n.nspname = current_schema()
     ),
     relation as (
         select c.*
@@ -1442,7 +1485,8 @@ $$;
 comment on function _share_to_read() is
 'What percentage of the pages of live_job a count reads.';
 -- Who another session has become by SET ROLE cannot be seen, so whoever may take a
--- worker's role counts; a superuser may take any, and tells nothing.
+-- worker's role counts; a superuser may take any, and tells nothing. From 16 on who
+-- made a role is a member, and may not take it.
 create or replace function _worker_sessions()
 returns table (worker text, sessions integer)
 language sql
@@ -1455,8 +1499,17 @@ as $$
         select a.pid, a.usesysid
         from pg_stat_activity as a
         join pg_roles as u on u.oid = a.usesysid
-        where a.datname = current_database() and not u.rolsuper
-    ) as s on pg_has_role(s.usesysid, r.oid, 'member')
+        where
+            a.datname = current_database()
+            and not u.rolsuper
+            and a.pid <> pg_backend_pid()
+    ) as s on pg_has_role(
+        s.usesysid, r.oid,
+        case
+            when current_setting('server_version_num')::integer < 160000 then 'member'
+            else 'set'
+        end
+    )
     where c.is_worker
     group by c.caller
 $$;
@@ -1837,7 +1890,12 @@ begin
     end if;
     v_answer.job_id := p_job_id;
 
-    v_answer := _explained_lock(v_answer, null);
+    if _missing_table() is not null then
+        v_answer.reason := 'instance_damaged';
+        v_answer.who := 'table ' || _missing_table();
+    else
+        v_answer := _explained_lock(v_answer, null);
+    end if;
     if v_answer.reason is null then
         select
             j.queue::text, l.xmax as locker, l.job_id is not null as is_live,
@@ -2082,7 +2140,19 @@ set enable_nestloop = on
 set enable_indexscan = on
 set enable_sort = off
 as $$
+declare
+    v_missing text := _missing_table();
 begin
+    if v_missing is not null then
+        return query
+        select
+            h.severity, h.finding, 'table ' || v_missing, null::timestamptz,
+            'is missing', h.remedy
+        from health_finding as h
+        where h.finding = 'object_changed';
+        return;
+    end if;
+
     -- Behind a lock on a whole table everything else would wait, too.
     if (_explained_lock(null, null)).reason is not null then
         return query

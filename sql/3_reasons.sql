@@ -48,7 +48,8 @@ from (
             'Declare the queue again: lenso-jobs configure.'
         ),
         (
-            'instance_damaged', 'Something that a claim needs is missing or changed.',
+            'instance_damaged',
+            'Something that the Instance rests on is missing or changed.',
             'See inspect_health; lenso-jobs check says what mends it.'
         ),
         (

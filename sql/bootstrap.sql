@@ -192,8 +192,13 @@ begin
                           'otherwise act in the other. If there is no other Instance, '
                           'revoke it there.';
         end if;
+        -- The owner may see how long other sessions' transactions have been open.
         if exists (
-            select from pg_auth_members as m where m.member = v_role::regrole
+            select
+            from pg_auth_members as m
+            where
+                m.member = v_role::regrole
+                and not (v_kind = 'owner' and m.roleid = 'pg_read_all_stats'::regrole)
         ) then
             raise exception using
                 errcode = 'LJ007',

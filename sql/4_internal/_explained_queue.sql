@@ -44,6 +44,27 @@ begin
         return p_answer;
     end if;
 
+    -- Each of them may have lost its role, or its membership.
+    if not exists (
+        select
+        from caller as c
+        where
+            c.is_worker
+            and c.caller not in (
+                select f.subject
+                from _faults_of_roles() as f
+                where f.finding = 'role_missing' or right(f.detail, 7) = '_worker'
+            )
+    ) then
+        p_answer.reason := 'instance_damaged';
+        p_answer.who := (
+            select 'role ' || min(c.caller)
+            from caller as c
+            where c.is_worker
+        );
+        return p_answer;
+    end if;
+
     -- A live lease in the queue proves that somebody works on it.
     if
         _workers_waiting(p_answer.queue) = 0

@@ -51,9 +51,8 @@ begin
                 join pg_stat_activity as s on s.pid = l.pid
                 join pg_index as x on x.indrelid = l.relation
                 join pg_class as c on c.oid = x.indexrelid
-                join pg_class as h on h.relnamespace = c.relnamespace
                 where
-                    h.oid = 'instance'::regclass
+                    c.relnamespace = current_schema()::regnamespace
                     and c.relname = name
                     and l.mode = 'ShareUpdateExclusiveLock'
                     and s.datname = current_database()

@@ -19,8 +19,15 @@ begin
         case when q.is_moving then 'queue_behind' else 'queue_silent' end,
         q.queue, q.ready_since,
         format(
-            '%s ready, the oldest for %s', q.ready,
-            date_trunc('second', q.oldest_ready_age)
+            '%s ready, the oldest for %s: %s', q.ready,
+            date_trunc('second', q.oldest_ready_age),
+            (
+                select l.job_id
+                from live_job as l
+                where l.queue = q.queue and l.lease_owner is null
+                order by l.available_at, l.job_id
+                limit 1
+            )
         )
     from seen as q
     where

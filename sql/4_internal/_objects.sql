@@ -8,9 +8,8 @@ set quote_all_identifiers = off
 as $$
     with home as (
         select n.oid, n.nspowner
-        from pg_class as c
-        join pg_namespace as n on n.oid = c.relnamespace
-        where c.oid = 'instance'::regclass
+        from pg_namespace as n
+        where n.nspname = current_schema()
     ),
     relation as (
         select c.*

@@ -1,5 +1,6 @@
 -- Who another session has become by SET ROLE cannot be seen, so whoever may take a
--- worker's role counts; a superuser may take any, and tells nothing.
+-- worker's role counts; a superuser may take any, and tells nothing. From 16 on who
+-- made a role is a member, and may not take it.
 create or replace function _worker_sessions()
 returns table (worker text, sessions integer)
 language sql
@@ -12,8 +13,17 @@ as $$
         select a.pid, a.usesysid
         from pg_stat_activity as a
         join pg_roles as u on u.oid = a.usesysid
-        where a.datname = current_database() and not u.rolsuper
-    ) as s on pg_has_role(s.usesysid, r.oid, 'member')
+        where
+            a.datname = current_database()
+            and not u.rolsuper
+            and a.pid <> pg_backend_pid()
+    ) as s on pg_has_role(
+        s.usesysid, r.oid,
+        case
+            when current_setting('server_version_num')::integer < 160000 then 'member'
+            else 'set'
+        end
+    )
     where c.is_worker
     group by c.caller
 $$;

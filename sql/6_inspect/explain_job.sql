@@ -27,7 +27,12 @@ begin
     end if;
     v_answer.job_id := p_job_id;
 
-    v_answer := _explained_lock(v_answer, null);
+    if _missing_table() is not null then
+        v_answer.reason := 'instance_damaged';
+        v_answer.who := 'table ' || _missing_table();
+    else
+        v_answer := _explained_lock(v_answer, null);
+    end if;
     if v_answer.reason is null then
         select
             j.queue::text, l.xmax as locker, l.job_id is not null as is_live,

@@ -14,7 +14,19 @@ set enable_nestloop = on
 set enable_indexscan = on
 set enable_sort = off
 as $$
+declare
+    v_missing text := _missing_table();
 begin
+    if v_missing is not null then
+        return query
+        select
+            h.severity, h.finding, 'table ' || v_missing, null::timestamptz,
+            'is missing', h.remedy
+        from health_finding as h
+        where h.finding = 'object_changed';
+        return;
+    end if;
+
     -- Behind a lock on a whole table everything else would wait, too.
     if (_explained_lock(null, null)).reason is not null then
         return query

@@ -840,6 +840,18 @@ def test_a_caller_that_another_one_replaces_is_not_taken_for_renamed(
 
 
 @pytest.mark.slow
+def test_an_owner_who_may_see_since_when_is_as_it_should_be(new_instance):
+    configuration, conninfo = new_instance()
+    setup(configuration, conninfo)
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"grant pg_read_all_stats to {configuration.prefix}_owner")
+
+    assert check(configuration, conninfo) == []
+    assert setup(configuration, conninfo).migrations == ()
+    assert configure(configuration, conninfo) is False
+
+
+@pytest.mark.slow
 def test_a_forgotten_role_prefix_is_no_renaming_of_every_role(
     new_instance, fresh_prefix
 ):

@@ -484,6 +484,43 @@ def test_without_a_declared_worker_nobody_can_claim(enqueue, owner, explain):
     assert explain(job_id)["reason"] == "no_declared_worker"
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "revoke {p}_worker from {names}",
+        "update caller set caller = caller || '-of-no-role' where is_worker",
+    ],
+)
+def test_where_no_worker_has_its_role_the_instance_is_damaged(
+    statement, enqueue, owner, prefix
+):
+    job_id = enqueue()
+    workers = owner.value(
+        "select array_agg(caller order by caller) from caller where is_worker"
+    )
+    names = ", ".join(f'"{name}"' for name in workers)
+    with owner.transaction(force_rollback=True):
+        owner.execute(statement.format(p=prefix, names=names))
+        answer = owner.row("select reason, who from explain_job(%s)", job_id)
+
+    assert answer["reason"] == "instance_damaged"
+    assert answer["who"].startswith(f"role {workers[0]}")
+
+
+@pytest.mark.parametrize("table", ["instance", "live_job", "attempt", "queue"])
+def test_a_table_that_is_gone_is_named(table, enqueue, owner):
+    job_id = enqueue()
+    with owner.transaction(force_rollback=True):
+        owner.execute(f"alter table {table} rename to other")
+        answer = owner.row("select reason, who from explain_job(%s)", job_id)
+        found = owner.rows("select finding, subject, detail from inspect_health()")
+
+    assert tuple(answer.values()) == ("instance_damaged", f"table {table}")
+    assert [tuple(each) for each in found] == [
+        ("object_changed", f"table {table}", "is missing")
+    ]
+
+
 def test_without_a_session_of_a_worker_nobody_claims(enqueue, explain, connect, owner):
     enqueue(queue="slow")
     owner.execute(

@@ -422,6 +422,35 @@ def test_each_worker_is_listed_with_its_leases_and_sessions(
     ]
 
 
+def test_who_asks_is_no_session_of_a_worker(new_caller, connect):
+    name = new_caller("worker", "observer")
+    ask = "select sessions from inspect_workers() where worker = %s"
+
+    alone = connect(name).value(ask, name)
+    with connect(name) as asking:
+        beside = asking.value(ask, name)
+
+    assert (alone, beside) == (0, 1)
+
+
+def test_who_made_a_worker_s_role_and_may_not_take_it_is_no_session_of_it(
+    owner, new_role, connect
+):
+    if owner.info.server_version < 160000:
+        pytest.skip("whoever is a member may take the role")
+    maker = new_role()
+    with owner.transaction(force_rollback=True):
+        owner.execute(
+            f'grant "spare-worker" to {maker} with admin true, inherit false, set false'
+        )
+        with connect(maker):
+            sessions = owner.value(
+                "select sessions from inspect_workers() where worker = 'spare-worker'"
+            )
+
+    assert sessions == 0
+
+
 def test_a_worker_that_is_not_declared_is_listed_while_it_holds_leases(
     enqueue, claim, owner, observer
 ):

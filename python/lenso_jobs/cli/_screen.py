@@ -29,7 +29,7 @@ _SLOW, _STANDING = timedelta(minutes=1), timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was read at one time; no queues where a table was locked."""
+    """What was read at one time; no queues where a table was locked or is gone."""
 
     schema: str
     at: datetime
@@ -223,7 +223,9 @@ def _sections(snapshot: Snapshot, *, is_brief: bool = False) -> Iterator[Section
     entries = [finding_lines(each, now)[: 1 if is_brief else None] for each in findings]
     yield Section("Health", entries=entries, nothing="nothing is wrong")
     if snapshot.queues is None:
-        yield Section("Queues", nothing="a table is locked, so nothing was read")
+        yield Section(
+            "Queues", nothing="a table is locked or missing, so nothing was read"
+        )
         return
     queues, workers = snapshot.queues, snapshot.workers
     if is_brief:

@@ -69,7 +69,7 @@ def _snapshot(instance: _instance.Instance) -> Snapshot:
         with instance.without_waiting():
             queues = instance.jobs.inspect_queues()
             workers = instance.jobs.inspect_workers()
-    except psycopg.errors.LockNotAvailable:
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
         queues, workers = None, []
     except psycopg.errors.UndefinedFunction as error:
         raise SchemaNotReady(
