@@ -60,6 +60,12 @@ create table if not exists installed_object (
 comment on table installed_object is
 'What the last migration left behind, for inspect_health to compare with: functions, '
 'triggers and views with a digest, indexes, constraints, and the grants of the groups.';
+alter table operator_act add column if not exists login text collate "C";
+-- Those that are there were acted by somebody else than whoever migrates.
+alter table operator_act alter column login set default session_user;
+comment on column operator_act.operator is 'The role that acted: by SET ROLE, a group.';
+comment on column operator_act.login is
+'The role that had logged in; NULL for acts of before it was kept.';
 comment on column instance.retention_seconds is
 'How long enforce_retention keeps ended jobs; NULL: for ever. Nothing is purged unless '
 'somebody calls it, or purge.';
@@ -248,7 +254,8 @@ begin
             operator  text,
             act       text,
             arguments jsonb,
-            job_count integer
+            job_count integer,
+            login     text
         );
     end if;
 
@@ -318,7 +325,8 @@ comment on type inspected_worker is
 comment on type inspected_failure is
 'A job that has failed, with its last failure code and attempt.';
 comment on type inspected_act is
-'One operator act: who did what, when, with what arguments, on how many jobs.';
+'One operator act: who did what, when, with what arguments, on how many jobs; and, as '
+'login, as whom they had logged in (NULL for acts of before it was kept).';
 comment on type inspected_finding is
 'Something that is wrong with the Instance: how bad, what, with which object, since '
 'when (NULL where that cannot be seen), and what to do.';
@@ -1053,13 +1061,9 @@ as $$
     member as (
         select
             t.kind, t.name as team, r.rolname::text as caller,
-            -- By whichever grant: from 16 on there may be several.
-            exists (
-                select
-                from pg_auth_members as a
-                where a.roleid = m.roleid and a.member = m.member and a.admin_option
-            ) as is_administrator
+            pg_has_role(r.oid, h.owner, 'member') as is_administrator
         from team as t
+        cross join home as h
         join pg_auth_members as m on m.roleid = t.oid
         join pg_roles as r on r.oid = m.member
         where
@@ -1098,7 +1102,7 @@ as $$
         not exists (
             select from declared as d where d.caller = m.caller and d.kind = m.kind
         )
-        -- Who set it up without having made the roles.
+        -- Who set it up is a member of the owner, and may have to hand out the groups.
         and not (
             m.is_administrator
             and m.caller not in (select d.caller from declared as d)
@@ -1986,7 +1990,7 @@ begin
     return query
     select
         o.operator_act_id, o.acted_at, o.operator::text, o.act::text, o.arguments,
-        o.job_count
+        o.job_count, o.login::text
     from operator_act as o
     where o.operator_act_id < coalesce(p_before, 9223372036854775807)
     order by o.operator_act_id desc

@@ -180,7 +180,8 @@ begin
             operator  text,
             act       text,
             arguments jsonb,
-            job_count integer
+            job_count integer,
+            login     text
         );
     end if;
 
@@ -250,7 +251,8 @@ comment on type inspected_worker is
 comment on type inspected_failure is
 'A job that has failed, with its last failure code and attempt.';
 comment on type inspected_act is
-'One operator act: who did what, when, with what arguments, on how many jobs.';
+'One operator act: who did what, when, with what arguments, on how many jobs; and, as '
+'login, as whom they had logged in (NULL for acts of before it was kept).';
 comment on type inspected_finding is
 'Something that is wrong with the Instance: how bad, what, with which object, since '
 'when (NULL where that cannot be seen), and what to do.';

@@ -237,11 +237,15 @@ create table if not exists operator_act (
     act             text collate "C" not null,
     arguments       jsonb            not null,
     job_count       integer          not null,
+    login           text collate "C" default session_user,
 
     constraint operator_act_pkey primary key (operator_act_id)
 );
 comment on table operator_act is
 'The audit: who did which operator act, when, with what arguments, on how many jobs.';
+comment on column operator_act.operator is 'The role that acted: by SET ROLE, a group.';
+comment on column operator_act.login is
+'The role that had logged in; NULL for acts of before it was kept.';
 
 create table if not exists installed_object (
     kind   text collate "C" not null,

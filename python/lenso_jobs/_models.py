@@ -246,7 +246,11 @@ class InspectedFailure:
 
 @dataclass(frozen=True, slots=True)
 class InspectedAct:
-    """One act of an operator, as it was audited: who did what to how many jobs."""
+    """One act of an operator, as it was audited: who did what to how many jobs.
+
+    ``login`` is as whom they had logged in, where ``operator`` may be a group that they
+    became by SET ROLE; None for acts of before that was kept.
+    """
 
     act_id: int
     acted_at: datetime
@@ -254,6 +258,7 @@ class InspectedAct:
     act: str
     arguments: Mapping[str, Any]
     job_count: int | None
+    login: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,9 @@ as $$
     member as (
         select
             t.kind, t.name as team, r.rolname::text as caller,
-            -- By whichever grant: from 16 on there may be several.
-            exists (
-                select
-                from pg_auth_members as a
-                where a.roleid = m.roleid and a.member = m.member and a.admin_option
-            ) as is_administrator
+            pg_has_role(r.oid, h.owner, 'member') as is_administrator
         from team as t
+        cross join home as h
         join pg_auth_members as m on m.roleid = t.oid
         join pg_roles as r on r.oid = m.member
         where
@@ -81,7 +77,7 @@ as $$
         not exists (
             select from declared as d where d.caller = m.caller and d.kind = m.kind
         )
-        -- Who set it up without having made the roles.
+        -- Who set it up is a member of the owner, and may have to hand out the groups.
         and not (
             m.is_administrator
             and m.caller not in (select d.caller from declared as d)

@@ -26,7 +26,7 @@ begin
     return query
     select
         o.operator_act_id, o.acted_at, o.operator::text, o.act::text, o.arguments,
-        o.job_count
+        o.job_count, o.login::text
     from operator_act as o
     where o.operator_act_id < coalesce(p_before, 9223372036854775807)
     order by o.operator_act_id desc

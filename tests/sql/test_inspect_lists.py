@@ -603,6 +603,21 @@ def test_acts_are_listed_newest_first_and_page_by_page(
     assert older == [("configure",)]
 
 
+def test_an_act_under_a_group_s_name_names_the_login_too(
+    new_role, prefix, connect, observer
+):
+    name, group = new_role(members_of=[f"{prefix}_operator"]), f"{prefix}_operator"
+    session = connect(name)
+    session.execute("select retire_expired(5)")
+    session.execute(f"set role {group}")
+    session.execute("select retire_expired(5)")
+
+    assert observer.rows("select operator, login from inspect_acts(2)") == [
+        (group, name),
+        (name, name),
+    ]
+
+
 def test_the_reads_show_no_payload_key_or_token(enqueue, claim, fail, observer):
     secret, key = f"secret-{uuid4()}", f"key-{uuid4()}"
     job_id = enqueue(payload={"of": secret}, key=key)

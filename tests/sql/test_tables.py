@@ -297,6 +297,7 @@ MAY_BE_NULL = {
     "job": {"available_at"},
     "live_job": {*UNLEASED, "last_failure_code"},
     "attempt": {"retry_at", "retryable", "failure_code"},
+    "operator_act": {"login"},
 }
 KEYS = {
     "instance": "is_only",

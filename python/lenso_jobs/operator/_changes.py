@@ -27,14 +27,13 @@ POLICY = (
 )
 
 # Who is a member of what, and inherits it: from 16 on whoever made a role administers
-# it, without inheriting anything. Before, who is to grant it to others inherits it.
+# it, without inheriting anything. Whoever set the Instance up is a member of the owner.
 MEMBERS = """
 select g.rolname::text, r.rolname::text, b.rolname::text,
-    -- By whichever grant: from 16 on there may be several.
-    exists (
-        select from pg_auth_members as a
-        where a.roleid = m.roleid and a.member = m.member and a.admin_option
-    )
+    coalesce((
+        select pg_has_role(m.member, o.oid, 'member')
+        from pg_roles as o where o.rolname = current_setting('lenso_jobs.owner')
+    ), false)
 from pg_auth_members as m
 join pg_roles as r on r.oid = m.member
 join pg_roles as g on g.oid = m.roleid

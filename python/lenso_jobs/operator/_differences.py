@@ -91,7 +91,7 @@ union all
 select 'column', format('%%I.%%I', c.relname, a.attname), jsonb_build_object(
     'table', c.relname, 'column', a.attname, 'relkind', c.relkind,
     'position', a.attnum,
-    'type', case when c.relkind = 'r' then concat(
+    'type', case when c.relkind <> 'v' then concat(
         format_type(a.atttypid, a.atttypmod), case
         when a.attcollation <> t.typcollation
         then concat(' collate ', a.attcollation::regcollation) end) end,
@@ -105,7 +105,7 @@ join pg_class as c on c.relnamespace = o.oid
 join pg_attribute as a on a.attrelid = c.oid
 join pg_type as t on t.oid = a.atttypid
 left join pg_attrdef as d on d.adrelid = a.attrelid and d.adnum = a.attnum
-where c.relkind in ('r', 'v') and a.attnum > 0 and not a.attisdropped
+where c.relkind in ('r', 'v', 'p', 'f') and a.attnum > 0 and not a.attisdropped
     and c.relname !~ '^_?yoyo_'
 union all
 select 'constraint', format('%%I.%%I', coalesce(c.relname, t.typname), k.conname),
@@ -136,6 +136,9 @@ join pg_class as c on c.relnamespace = o.oid
 join pg_index as i on i.indexrelid = c.oid
 join pg_class as r on r.oid = i.indrelid
 where r.relname !~ '^_?yoyo_'
+    and not exists (
+        select from pg_stat_progress_create_index as p
+        where p.datname = current_database() and p.index_relid = c.oid)
 union all
 select 'trigger', format('%%I.%%I', c.relname, g.tgname), jsonb_build_object(
     'of', c.relname, 'name', g.tgname,
@@ -218,6 +221,10 @@ _DROPPED = (
     *("policy", "rule", "trigger", "view", "function", "constraint", "index"),
     *("column", "table", "sequence", "domain", "type"),
 )
+# So many columns of one name are no chance.
+_FEW = 3
+# What holds the jobs, and what became of them.
+_JOBS = {"job", "live_job", "attempt"}
 # What the name of an index ends in while it is built anew.
 _ANEW = "_new"
 REPAIR = "lenso-jobs upgrade --repair"
@@ -241,6 +248,16 @@ class Difference:
     """In which other schema it seems to be, as SQL; there is no ``found`` then."""
 
     @property
+    def is_lost(self) -> bool:
+        """Whether jobs went with it."""
+        return (
+            self.kind == "table"
+            and self.name in _JOBS
+            and self.found is None
+            and not self.is_there
+        )
+
+    @property
     def is_there(self) -> bool:
         """Whether it seems to be there, though not where it should be."""
         return (
@@ -262,35 +279,10 @@ class Difference:
 
     def findings(self) -> Iterator[tuple[str, str]]:
         """Say what differs, each time with the command or the SQL that mends it."""
-        if self.was is not None:
-            yield self._what(f"is missing; it seems to be {self.was} now"), self._name()
-        elif self.home is not None:
-            place = f"{self.home}.{_quoted(self.name)}"
-            yield (
-                self._what(f"is missing; it seems to be in schema {self.home} now"),
-                f"alter {self.kind} {place} set schema {_quoted(self.schema)}",
-            )
-        elif self.like is not None and self.found is None:
-            yield (
-                self._what(f"is missing; it may be one of {self.like}"),
-                (
-                    "give the one that it is its name again: alter table "
-                    f"{_quoted(self.schema)}.… rename to {_quoted(self.name)}"
-                ),
-            )
-        elif self.like is not None:
-            yield (
-                self._what(f"is not part of this release, and like {self.like}"),
-                (
-                    f"compare its rows with those of {self.like}: one of the two is to "
-                    "be dropped, and what is left to have that name"
-                ),
-            )
+        if self.found is None:
+            yield self._missing()
         elif self.wanted is None:
-            yield self._what("is not part of this release"), self._drop()
-        elif self.found is None:
-            by_hand = self._make()
-            yield self._what("is missing"), by_hand or REPAIR
+            yield self._stray()
         else:
             repaired = _REPAIRED.get(self.kind, set())
             by_repair = [name for name in self.fields if name in repaired]
@@ -305,6 +297,40 @@ class Difference:
                         self._what(f"differs from this release: {name}"),
                         self._change(name),
                     )
+
+    def _missing(self) -> tuple[str, str]:
+        if self.was is not None:
+            state = f"; it seems to be {self.was} now"
+            remedy = self._name()
+        elif self.home is not None:
+            state = f"; it seems to be in schema {self.home} now"
+            place = f"{self.home}.{_quoted(self.name)}"
+            remedy = f"alter {self.kind} {place} set schema {_quoted(self.schema)}"
+        elif self.like is not None:
+            state = f"; it may be one of {self.like}"
+            remedy = f"give the one that it is its name again: {self._renamed()}"
+        elif self.is_lost:
+            state = ""
+            remedy = "restore it from a backup; an empty one would only hide the loss"
+        else:
+            state, remedy = "", self._make() or REPAIR
+        return self._what(f"is missing{state}"), remedy
+
+    def _stray(self) -> tuple[str, str]:
+        if self.like is None:
+            return self._what("is not part of this release"), self._drop()
+        if self.kind == "column":
+            return (
+                self._what(f"is not part of this release; it may be {self.like}"),
+                "give it that name again if it is, and drop it if it is not",
+            )
+        return (
+            self._what(f"is not part of this release, and like {self.like}"),
+            (
+                f"compare its rows with those of {self.like}: one of the two is to be "
+                "dropped, and what is left to have that name"
+            ),
+        )
 
     def obstacles(self) -> Iterator[tuple[str, str]]:
         """Say what a pending migration may not get past; it replaces the rest."""
@@ -432,6 +458,13 @@ class Difference:
         fields = self.wanted or self.found or {}
         return f"{_quoted(self.schema)}.{_quoted(fields['of'])}"
 
+    def _renamed(self) -> str:
+        wanted = self.wanted or {}
+        if self.kind == "column":
+            column = _quoted(wanted["column"])
+            return f"{self._table(wanted)} rename column … to {column}"
+        return f"alter table {_quoted(self.schema)}.… rename to {_quoted(self.name)}"
+
     def _name(self) -> str:
         wanted, was = self.wanted or {}, _quoted(self.was or "")
         if self.kind == "column":
@@ -455,6 +488,9 @@ class Difference:
             return f"alter {self._constrained(found)} drop constraint {_quoted(found['name'])}"
         if self.kind in ("trigger", "rule", "policy"):
             return f"drop {self.kind} {_quoted(found['name'])} on {self._of()}"
+        if self.kind == "index":
+            # At once it would wait behind its own building, and everybody behind it.
+            return f"drop index concurrently {self.place}"
         return f"drop {self._noun()} {self.place}"
 
     def _make(self) -> str | None:
@@ -484,7 +520,9 @@ class Difference:
         wanted = self.wanted or {}
         if self.kind == "column":
             value = self._type() if field == "type" else wanted[field]
-            return f"{self._column()} {_of_column(field, value)}"
+            name = _quoted(wanted["column"])
+            cast = f" using {name}::{value}" if field == "type" else ""
+            return f"{self._column()} {_of_column(field, value)}{cast}"
         if self.kind == "constraint":
             return self._change_constraint(field)
         if self.kind == "domain" and field == "not null":
@@ -670,20 +708,38 @@ def _compare(
 
 def _like(key: tuple[str, str], found: Described, wanted: Described) -> str | None:
     """Tell which tables may have the rows of one that is missing, or too much."""
-    if key[0] != "table" or (key in found and key in wanted):
+    if key in found and key in wanted:
         return None
     its, others = (found, wanted) if key in found else (wanted, found)
-    alike = _alike(key, its)
-    return (
-        ", ".join(
-            other[1]
-            for other in sorted(others)
-            if other[0] == "table"
-            and (key in found or other not in wanted)
-            and _alike(other, others) == alike
+    if key[0] == "column" and its[key]["relkind"] == "r":
+        beside = (
+            fields["column"]
+            for (kind, name), fields in sorted(others.items())
+            if kind == "column"
+            and (kind, name) not in its
+            and fields["table"] == its[key]["table"]
         )
-        or None
-    )
+        return ", ".join(beside) or None
+    if key[0] != "table":
+        return None
+    columns = _columns(key[1], its)
+    alike = []
+    for kind, other in sorted(others):
+        if kind == "table" and (key in found or (kind, other) not in wanted):
+            theirs = _columns(other, others)
+            ours = columns if key in wanted else theirs
+            # Generously: somebody may have added or retyped some since.
+            if len(columns & theirs) >= max(_FEW, len(ours) / 2):
+                alike.append(other)
+    return ", ".join(alike) or None
+
+
+def _columns(table: str, described: Described) -> set[str]:
+    return {
+        fields["column"]
+        for (kind, _), fields in described.items()
+        if kind == "column" and fields["table"] == table
+    }
 
 
 def _dropped(key: tuple[str, str], found: Described) -> tuple[int, int]:

@@ -47,7 +47,7 @@ def repairing(
     mended = []
     for difference in found:
         for what, remedy in difference.findings():
-            if difference.is_there:
+            if difference.is_there or difference.is_lost:
                 raise OperatorError(f"{what}; run this first: {remedy}")
             if remedy == REPAIR:
                 mended.append(what)
@@ -107,16 +107,16 @@ def _at_once(
 def _locked(configuration: Configuration, found: list[Difference]) -> Iterator[str]:
     """Write what locks the tables that the verbs write to.
 
-    They lock them in both orders, so this gives up before the server would look for a
-    deadlock, and end one of them.
+    They lock them in both orders, so once it has one of them this gives up before the
+    server would look for a deadlock, and end somebody.
     """
     missing = {one.name for one in found if one.found is None}
-    yield "set local lock_timeout = '500ms'"
     for name in ("job", "live_job", "attempt"):
         if name not in missing:
             table = sql.Identifier(configuration.schema_, name)
             lock = sql.SQL("lock table {} in share mode").format(table)
             yield lock.as_string(None)
+            yield "set local lock_timeout = '500ms'"
     yield _BRIEFLY.replace("set", "set local")
 
 

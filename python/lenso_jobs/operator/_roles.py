@@ -62,12 +62,18 @@ having count(distinct p.proname) = (
 )
 """
 _ELSEWHERE = """
-select r.rolname::text, min(d.datname)::text
+select r.rolname::text, min(
+    case when d.datname = current_database() then format('schema %%I', n.nspname)
+    else format('database %%I', d.datname) end)
 from pg_shdepend as s
 join pg_roles as r on r.oid = s.refobjid
 join pg_database as d on d.oid = s.dbid
-where s.refclassid = 'pg_authid'::regclass and r.rolname = any (%s)
-    and d.datname <> current_database() and not d.datistemplate
+left join pg_namespace as n
+    on s.classid = 'pg_namespace'::regclass and n.oid = s.objid
+    and d.datname = current_database()
+where s.refclassid = 'pg_authid'::regclass and r.rolname = any (%(groups)s)
+    and case when d.datname = current_database() then n.nspname <> %(schema)s
+    else not d.datistemplate end
 group by 1
 order by 1
 """
@@ -148,7 +154,7 @@ def renamed_callers(
     known = stored_callers(connection, configuration.schema_)
     renamed = {}
     for name in missing(connection, *(known.keys() & wanted.keys())):
-        should = {groups[kind] for kind in wanted[name]}
+        should = {groups[kind] for kind in known[name]}
         alike = [
             stray for stray, has in held.items() if has == should and stray not in known
         ]
@@ -162,10 +168,13 @@ def of_others(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[tuple[str, str]]:
     """Say which group roles are not this Instance's alone, and what to do about it."""
-    groups = [*groups_of(configuration).values()]
-    for role, database in connection.execute(_ELSEWHERE, (groups,)).fetchall():
+    names = {
+        "groups": [*groups_of(configuration).values()],
+        "schema": configuration.schema_,
+    }
+    for role, place in connection.execute(_ELSEWHERE, names).fetchall():
         yield (
-            f"role {role} owns or may do something in database {database}",
+            f"role {role} owns or may do something in {place}",
             (
                 "set role_prefix in the document if another Instance is there: the "
                 "callers of one can act in the other; else revoke it there"
