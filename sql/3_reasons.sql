@@ -203,7 +203,7 @@ from (
         (
             'migration_unfinished', 'critical',
             'A migration is at work, or was cut off.',
-            'If none is at work: lenso-jobs upgrade'
+            'If none is at work: lenso-jobs upgrade, with --break-lock where it asks for that'
         ),
         (
             'clock_went_back', 'critical',
