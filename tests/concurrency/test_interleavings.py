@@ -398,6 +398,7 @@ def test_an_act_undone_by_a_savepoint_lets_the_second_go_on_as_after_a_rollback(
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_an_act_that_gives_up_waiting_has_written_nothing(pair, stage, act, state):
     one, other = pair
     other.execute("set lock_timeout = '50ms'")

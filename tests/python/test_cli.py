@@ -344,7 +344,9 @@ def test_help_tells_the_exit_codes(command):
             f"postgresql://ada:p/{PASSWORD}@localhost:1/jobs", marks=pytest.mark.slow
         ),
         pytest.param(f"password='{PASSWORD}", marks=pytest.mark.slow),
-        b"postgresql://ada:hush-hush\xff@localhost:1/jobs",
+        pytest.param(
+            b"postgresql://ada:hush-hush\xff@localhost:1/jobs", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_no_command_shows_the_url_or_a_traceback(url, command, document):

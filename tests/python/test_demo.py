@@ -106,6 +106,7 @@ def assert_all_four_fates(output):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
+@pytest.mark.slow
 @linux
 def test_a_demonstration_on_its_own_server_shows_four_fates_and_leaves_nothing(demo):
     process = demo()

@@ -269,6 +269,7 @@ def test_stats_says_who_may_look(lenso_jobs):
     assert "observer_instances" in err
 
 
+@pytest.mark.slow
 def test_stats_does_not_wait_behind_a_locked_table(lenso_jobs, connect, owner):
     holder = connect()
     holder.execute("begin; lock table live_job")

@@ -506,6 +506,7 @@ def test_what_is_no_lock_is_not_tried_again(impatience, contended):
 # Who, and the command.
 
 
+@pytest.mark.slow
 def test_a_database_owner_without_superuser_upgrades_and_repairs(unprivileged, earlier):
     configuration, conninfo = unprivileged
     _, later = earlier()
@@ -522,6 +523,7 @@ def test_a_database_owner_without_superuser_upgrades_and_repairs(unprivileged, e
     assert check(configuration, conninfo) == []
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_did(lenso_jobs, first):
     configuration, conninfo = first
     where = {"role_prefix": configuration.prefix, "url": conninfo}

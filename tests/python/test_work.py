@@ -193,6 +193,7 @@ def test_a_second_signal_ends_the_grace(work, ran, enqueue, status, directory):
     assert not (directory / "watched").exists()
 
 
+@pytest.mark.slow
 def test_an_event_loop_that_is_blocked_does_not_outlive_the_last_resort(
     work, ran, enqueue, status, directory
 ):

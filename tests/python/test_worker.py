@@ -1332,6 +1332,7 @@ def test_an_interrupted_run_hands_back_what_it_leaves(
     assert ended(job_id) == [(1, "retried", "worker_shutdown")]
 
 
+@pytest.mark.slow
 @on_tasks
 @pytest.mark.parametrize("naps", [3, 30])
 def test_a_handler_that_minds_no_cancellation_has_a_second_at_most(
@@ -1429,6 +1430,7 @@ def test_a_call_that_is_broken_off_is_made_again(
     assert hired.stop() == Tally(succeeded=1)
 
 
+@pytest.mark.slow
 @on_threads
 def test_a_database_that_cannot_be_reached_is_told_of_once_and_tried_again(
     hire, conninfo, watching, caplog, monkeypatch, enqueue, ended, owner

@@ -236,6 +236,7 @@ def swallowed(hole, crews, configure, hire, conninfo, enqueue, gate, until, owne
     return swallowed
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_the_connection_it_was_kept_on(
     swallowed, attempts, until, owner, monkeypatch
 ):

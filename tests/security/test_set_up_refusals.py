@@ -131,6 +131,7 @@ def test_bootstrap_refuses_the_instances_own_roles_as_callers(
     assert made() == []
 
 
+@pytest.mark.slow
 @FIELDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_bootstrap_refuses_another_instances_roles_as_callers(
@@ -263,6 +264,7 @@ def test_a_bootstrap_waits_for_one_elsewhere_that_reaches_for_the_same_roles(
     assert second.value("select to_regnamespace('jobs_other')") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_set_up_refuses_a_group_role_that_is_a_superuser(kind, fresh, connect, owner):
     owner.execute(f"create role {fresh}_{kind} superuser")
@@ -297,6 +299,7 @@ def test_set_up_refuses_group_roles_that_are_members_of_each_other(
     assert owner.value("select to_regnamespace('jobs_other')") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_set_up_refuses_a_group_role_that_is_a_member_of_any_role(
     kind, fresh, new_role, connect, owner
