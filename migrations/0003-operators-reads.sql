@@ -585,7 +585,8 @@ from (
         (
             'migration_unfinished', 'critical',
             'A migration is at work, or was cut off.',
-            'If none is at work: lenso-jobs upgrade, with --break-lock where it asks for that'
+            'If none is at work: lenso-jobs upgrade, with --break-lock where it asks '
+            'for that'
         ),
         (
             'clock_went_back', 'critical',

@@ -170,6 +170,7 @@ def test_a_sound_instance_has_no_findings(found):
     assert found() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", sorted(ALONE))
 def test_check_finds(statement, found, owner, prefix):
     index = owner.value(
@@ -253,7 +254,7 @@ def test_what_check_prints_mends_an_instance_broken_in_forty_ways(broken, mend):
     assert claims(conninfo)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("statement", sorted(DRIFT.keys() - BY_HAND))
 def test_what_check_prints_mends(statement, broken, mend):
     configuration, conninfo = broken(statement)
@@ -646,6 +647,7 @@ def test_what_has_no_command_says_what_to_do(configuration, conninfo, owner):
     assert "run: lenso-jobs configure" in finding.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["owner", "operator"])
 def test_check_finds_a_caller_that_may_do_more_than_callers_may(
     kind, found, owner, prefix
@@ -789,6 +791,7 @@ def test_check_finds_a_stray_membership(instance, role):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["owner", "producer", "worker", "observer", "operator"]
 )
@@ -798,6 +801,7 @@ def test_check_finds_a_group_role_that_can_log_in(instance, kind):
     assert findings == [f"role {instance.prefix}_{kind} can log in"]
 
 
+@pytest.mark.slow
 def test_check_finds_a_group_role_that_is_a_superuser(instance):
     findings = instance("alter role {p}_operator superuser")
 
@@ -1005,7 +1009,7 @@ def test_what_check_prints_mends_the_roles(statements, new_instance, role, mend)
     mends_the_roles(statements, new_instance, role, mend)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("statement", ROLES)
 def test_what_check_prints_mends_a_role(statement, new_instance, role, mend):
     mends_the_roles([statement], new_instance, role, mend)

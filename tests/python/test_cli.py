@@ -51,6 +51,7 @@ def test_setup_says_what_it_did_and_then_that_there_is_nothing_to_do(fresh):
     assert second == (0, "Instance jobs_email is ready\n", "")
 
 
+@pytest.mark.slow
 def test_setup_answers_in_json(fresh):
     _, first, _ = fresh("setup", "--json")
     _, second, _ = fresh("setup", "--json")
@@ -63,6 +64,7 @@ def test_setup_answers_in_json(fresh):
     }
 
 
+@pytest.mark.slow
 def test_a_stale_lock_is_told_and_broken_on_request(fresh, monkeypatch):
     monkeypatch.setattr(_migrations, "LOCK_SECONDS", 0.0)
     fresh("setup")
@@ -313,6 +315,7 @@ def test_a_wrong_command_line_exits_2_without_a_traceback(arguments, command):
     assert result.stderr
 
 
+@pytest.mark.slow
 def test_the_version_is_told_with_that_of_the_schema(command):
     result = command("--version")
 
@@ -360,6 +363,7 @@ def test_no_command_shows_the_url_or_a_traceback(url, command, document):
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_exits_130_and_undoes_what_was_begun(
     new_database, fresh_prefix, environment, document, tmp_path
 ):

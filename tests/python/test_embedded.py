@@ -163,6 +163,7 @@ def test_without_a_given_server_one_is_started(monkeypatch):
 # The server.
 
 
+@pytest.mark.slow
 def test_a_throw_away_server_is_gone_with_its_directory():
     with EmbeddedServer(settings={"max_connections": "17"}) as server:
         directory = Path(server.socket_directory).parent
@@ -186,6 +187,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing():
     assert set(Path(tempfile.gettempdir()).glob("lenso-jobs-bin-*")) <= before
 
 
+@pytest.mark.slow
 def test_a_kept_cluster_keeps_its_data_across_starts(open_directory):
     for statement in ("create table kept as select 42 as n", "select n from kept"):
         with (
@@ -227,6 +229,7 @@ def test_no_mode_of_a_directory_that_is_not_the_server_s_own_is_changed(
     assert data == 0o700
 
 
+@pytest.mark.slow
 @on_linux
 def test_a_parent_that_is_killed_takes_the_server_along(environment):
     process = subprocess.Popen(
@@ -250,6 +253,7 @@ def test_a_parent_that_is_killed_takes_the_server_along(environment):
     shutil.rmtree(data.parent)
 
 
+@pytest.mark.slow
 @as_root
 @on_linux
 def test_root_has_the_server_run_as_somebody_else():

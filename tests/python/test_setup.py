@@ -91,6 +91,7 @@ def test_setup_again_reports_nothing_to_do(new_instance):
     assert again == SetupReport(migrations=(), configured=False)
 
 
+@pytest.mark.slow
 def test_setup_again_with_a_changed_document_stores_it(new_instance, changed):
     configuration, conninfo = new_instance()
     setup(configuration, conninfo)
@@ -190,6 +191,7 @@ def test_setup_refuses_a_superuser_as_a_caller(new_instance, role):
         setup(configuration, conninfo)
 
 
+@pytest.mark.slow
 def test_a_database_may_have_any_name(new_instance):
     configuration, conninfo = new_instance()
     name = f"a#b%41 c/d?e=f&g'\"{uuid4().hex[:6]}"
@@ -212,6 +214,7 @@ def test_a_database_may_have_any_name(new_instance):
             )
 
 
+@pytest.mark.slow
 def test_options_in_the_url_are_kept(new_instance, rows):
     configuration, conninfo = new_instance()
     options = make_conninfo(
@@ -421,6 +424,7 @@ def test_a_queue_with_live_jobs_is_not_dropped_and_memberships_stay_as_they_were
     assert check(change, conninfo) == []
 
 
+@pytest.mark.slow
 def test_a_queue_with_live_jobs_is_dropped_on_request_and_its_jobs_wait(
     new_instance, changed
 ):

@@ -16,6 +16,8 @@ from lenso_jobs.operator import (
     upgrade,
 )
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("observer", "operator", "owner", "producer", "worker")
 
 
@@ -96,7 +98,6 @@ def test_an_uninstall_leaves_nothing_but_the_callers(installed):
     assert setup(configuration, conninfo).configured
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "shared",
     [
@@ -152,7 +153,6 @@ def test_another_instance_in_the_database_is_not_touched(
         assert jobs.enqueue("email", "send", {}, idempotency_key="a").created
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [
@@ -188,7 +188,6 @@ def test_the_schema_of_somebody_else_is_not_dropped(installed, document, role):
     assert schema_is_there(conninfo)
 
 
-@pytest.mark.slow
 def test_kept_data_is_the_owner_s_alone_until_a_repair_brings_it_back(
     installed, role, execute
 ):
@@ -220,7 +219,6 @@ def test_kept_data_is_the_owner_s_alone_until_a_repair_brings_it_back(
     assert check(configuration, conninfo) == []
 
 
-@pytest.mark.slow
 def test_the_callers_of_the_original_stay_when_a_copy_s_data_is_kept(
     installed, new_database, lenso_jobs
 ):
@@ -247,7 +245,6 @@ def test_the_callers_of_the_original_stay_when_a_copy_s_data_is_kept(
             closed.claim("email")
 
 
-@pytest.mark.slow
 def test_whose_membership_is_taken_is_told_beforehand_and_afterwards(
     installed, role, execute, lenso_jobs
 ):

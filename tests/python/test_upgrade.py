@@ -177,6 +177,7 @@ def test_jobs_in_every_state_go_on_as_they_were_after_an_upgrade(first, session)
     assert check(*first) == []
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_up_to_date_has_nothing_to_be_done(new_instance):
     configuration, conninfo = new_instance()
     setup(configuration, conninfo)
@@ -219,6 +220,7 @@ def test_an_instance_newer_by_its_version_alone_is_refused(first, session):
         upgrade(*first)
 
 
+@pytest.mark.slow
 def test_yoyo_and_the_command_take_turns(first, new_instance):
     configuration, conninfo = first
     parameters = conninfo_to_dict(conninfo) | {
@@ -541,6 +543,7 @@ def test_the_command_says_what_it_did(lenso_jobs, first):
     assert json.loads(machine[1]) == {"migrations": [], "recorded": [], "repaired": []}
 
 
+@pytest.mark.slow
 def test_an_older_instance_is_told_to_be_upgraded(first, lenso_jobs):
     configuration, conninfo = first
 

@@ -167,6 +167,7 @@ def test_a_signal_ends_it_cleanly(work, ran, enqueue, status, handler, number):
     assert "hush" not in errors
 
 
+@pytest.mark.slow
 def test_what_runs_when_the_grace_is_over_is_handed_back(work, ran, enqueue, status):
     job_id = enqueue(payload={"secret": "hush"})
     process = work("stay", "--grace", "0.2")
@@ -179,6 +180,7 @@ def test_what_runs_when_the_grace_is_over_is_handed_back(work, ran, enqueue, sta
     assert status(job_id) == ("queued", "worker_shutdown")
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_grace(work, ran, enqueue, status, directory):
     job_id = enqueue(payload={"secret": "hush"})
     process = work("stay", "--grace", "600", "--on-shutdown", "lapse")

@@ -1604,6 +1604,7 @@ def test_a_worker_that_listens_asks_nothing_while_it_is_idle(hire, idle, asked):
     hired.stop()
 
 
+@pytest.mark.slow
 @on_threads
 def test_a_worker_that_may_not_listen_looks_every_second_and_says_so_once(
     hire, configure, enqueue, ended, idle, asked, caplog
@@ -1682,6 +1683,7 @@ def test_a_worker_connects_by_a_string_or_as_a_pool_does(
     assert owner.value("select worker from attempt") == "email-worker"
 
 
+@pytest.mark.slow
 def test_a_worker_starves_on_no_exhausted_pool(
     on_a_thread, crew, as_worker, configure, enqueue, owner, gate
 ):

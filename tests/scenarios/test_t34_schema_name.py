@@ -85,6 +85,7 @@ def installed(databases, instance_of):
     return conninfo, instances
 
 
+@pytest.mark.slow
 def test_two_instances_work_each_in_the_schema_it_is_named_for(
     installed, connect, crews, hire, only_woken, until
 ):

@@ -356,6 +356,7 @@ def test_claims_and_batches_hold_that_were_planned_before_there_was_any_job(
     assert {verb: each for verb, each in spent.items() if each > 80} == {}
 
 
+@pytest.mark.slow
 def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
     by_hand, owner, connect, prefix, fill, buffers
 ):
@@ -569,6 +570,7 @@ def test_no_read_scans_a_table_whatever_the_planner_believes(
     assert seen == {name: {} for name in READS}
 
 
+@pytest.mark.slow
 def test_what_the_reads_read_does_not_grow_with_the_jobs_kept(
     owner, operator, enqueue, fill, readable, buffers, by_hand
 ):

@@ -38,17 +38,18 @@ from lenso_jobs.operator._roles import (
     renamed_schema,
 )
 from lenso_jobs.operator._session import (
-    CannotTell,
     OperatorError,
     connected,
     holds,
     owner_of,
+    taken_back,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lenso_jobs.config import Configuration
+    from lenso_jobs.operator._migrations import Migration
 
 _SETUP = "lenso-jobs setup"
 _UPGRADE = "lenso-jobs upgrade"
@@ -94,20 +95,12 @@ def check(configuration: Configuration, conninfo: str) -> list[Finding]:
             raise OperatorError(
                 f"schema {schema} holds no whole Instance; run: lenso-jobs setup"
             )
-        try:
-            with connection.transaction(force_rollback=True):
-                connection.execute("set transaction read write")
-                connection.execute("set local lock_timeout = '5s'")
-                found = _findings(connection, configuration)
-        except psycopg.errors.FeatureNotSupported as error:
-            raise CannotTell(
-                f"cannot tell: {error.diag.message_primary}; ask the primary"
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise CannotTell(
-                f"cannot tell: {error.diag.message_primary}; check needs a role that owns "
-                "the Instance and may create a schema in the database"
-            ) from None
+        who = (
+            "check needs a role that owns the Instance and may create a schema in the "
+            "database"
+        )
+        with taken_back(connection, who, writes=True):
+            found = _findings(connection, configuration)
     # What the commands leave comes first: it may be in the way of one.
     return sorted(found, key=_turn)
 
@@ -168,11 +161,14 @@ def _findings(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> list[Finding]:
     schema = configuration.schema_
+    books = _Books(
+        released(), recorded(connection, schema), installed_version(connection, schema)
+    )
     groups = [*_groups(connection, configuration)]
     found = [
         # First, since nothing that is told below could be done.
         *_read_only(connection, configuration),
-        *_versions(connection, schema),
+        *books.findings(),
         # Before the groups have their names again: it is told by those they have.
         *_members(connection, configuration),
         *_powers(connection, configuration),
@@ -180,7 +176,7 @@ def _findings(
     ]
     if not groups:
         found += _bookkeeping(connection, configuration)
-    if not groups and _is_of_this_release(connection, schema):
+    if not groups and books.is_whole:
         different = differences(connection, schema)
         found += (
             Finding(what, remedy)
@@ -190,7 +186,7 @@ def _findings(
         if not different and not is_sealed(connection, schema):
             found.append(Finding(UNSEALED, REPAIR))
     elif not groups:
-        found += _obstacles(connection, schema)
+        found += _obstacles(connection, schema, books.applied())
     # The tables may be what is missing.
     connection.execute("savepoint policy")
     try:
@@ -200,53 +196,64 @@ def _findings(
     return found
 
 
-def _versions(connection: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
-    known = released()
-    has = recorded(connection, schema)
-    version = installed_version(connection, schema)
-    for each in known:
-        if each.name not in has:
-            state = "applied and not recorded" if each.number <= version else "pending"
-            # Of an Instance that says nothing of itself set-up takes care.
-            remedy = _UPGRADE if has or version else _SETUP
-            yield Finding(f"migration {each.name} is {state}", remedy)
-    strange = sorted(has - {each.name for each in known})
-    for name in strange:
-        yield Finding(
-            f"migration {name} is not part of this release",
-            "install the release that applied it",
-        )
-    if not strange and version > known[-1].number:
-        yield Finding(
-            f"version {version} is newer than this release",
-            "install the release that made it",
-        )
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """What an Instance says of its migrations."""
+
+    known: list[Migration]
+    has: set[str]
+    """Those that are recorded."""
+    version: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it says is of this release."""
+        names = {each.name for each in self.known}
+        return self.has <= names and self.version <= self.known[-1].number
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every migration was applied and no other, recorded or not."""
+        is_newest = self.version == self.known[-1].number
+        return self.is_known and (len(self.has) == len(self.known) or is_newest)
+
+    def findings(self) -> Iterator[Finding]:
+        """Tell what is pending, not recorded, or too new."""
+        for each in self.known:
+            if each.name not in self.has:
+                was_applied = each.number <= self.version
+                state = "applied and not recorded" if was_applied else "pending"
+                # Of an Instance that says nothing of itself set-up takes care.
+                remedy = _UPGRADE if self.has or self.version else _SETUP
+                yield Finding(f"migration {each.name} is {state}", remedy)
+        strange = sorted(self.has - {each.name for each in self.known})
+        for name in strange:
+            yield Finding(
+                f"migration {name} is not part of this release",
+                "install the release that applied it",
+            )
+        if not strange and not self.is_known:
+            yield Finding(
+                f"version {self.version} is newer than this release",
+                "install the release that made it",
+            )
+
+    def applied(self) -> list[Migration]:
+        """List those that were applied; none where that cannot be told."""
+        recorded = [each.number for each in self.known if each.name in self.has]
+        newest = max([self.version, *recorded]) if self.is_known else 0
+        return [each for each in self.known if each.number <= newest]
 
 
-def _is_of_this_release(connection: psycopg.Connection[Any], schema: str) -> bool:
-    """Tell whether every migration was applied and no other, recorded or not."""
-    known = released()
-    names, has = {each.name for each in known}, recorded(connection, schema)
-    newest = installed_version(connection, schema) == known[-1].number
-    return has == names or (newest and has < names)
-
-
-def _obstacles(connection: psycopg.Connection[Any], schema: str) -> Iterator[Finding]:
+def _obstacles(
+    connection: psycopg.Connection[Any], schema: str, applied: list[Migration]
+) -> Iterator[Finding]:
     """Find what is in the way of pending migrations, by those that were applied."""
-    known = released()
-    has = recorded(connection, schema)
-    version = installed_version(connection, schema)
-    if (
-        version > known[-1].number
-        or not has <= {each.name for each in known}
-        or not (has or version)
-    ):
+    if not applied:
         return
-    newest = max([version, *(each.number for each in known if each.name in has)])
     scripts = [
         script
-        for each in known
-        if each.number <= newest
+        for each in applied
         for script in each.statements
         # An index of an empty table is made at once; the other way is no transaction's.
         if each.transactional or "concurrently" not in script

@@ -39,6 +39,7 @@ from lenso_jobs.operator._session import (
     connected,
     holds,
     operator_key,
+    taken_back,
 )
 
 if TYPE_CHECKING:
@@ -139,22 +140,15 @@ def find_changes(
 def _looking(
     conninfo: str, configuration: Configuration, *, read_only: bool = True
 ) -> Iterator[psycopg.Connection[Any]]:
-    with connected(conninfo, configuration, read_only=read_only) as connection:
-        try:
-            with connection.transaction(force_rollback=True):
-                if not read_only:
-                    connection.execute("set transaction read write")
-                    connection.execute("set local lock_timeout = '5s'")
-                yield connection
-        except psycopg.errors.FeatureNotSupported as error:
-            raise CannotTell(
-                f"cannot tell: {error.diag.message_primary}; ask the primary"
-            ) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise CannotTell(
-                f"cannot tell: {error.diag.message_primary}; use a superuser or a "
-                f"member of {configuration.owner}, which setup makes of whoever runs it"
-            ) from None
+    who = (
+        f"use a superuser or a member of {configuration.owner}, which setup makes of "
+        "whoever runs it"
+    )
+    with (
+        connected(conninfo, configuration, read_only=read_only) as connection,
+        taken_back(connection, who, writes=not read_only),
+    ):
+        yield connection
 
 
 def _parts(

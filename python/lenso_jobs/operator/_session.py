@@ -82,6 +82,29 @@ def connected(
         yield connection
 
 
+@contextmanager
+def taken_back(
+    connection: psycopg.Connection[Any], who: str, *, writes: bool
+) -> Iterator[None]:
+    """Look in a transaction that is rolled back, and where need be write in it.
+
+    Raises:
+        CannotTell: Not here, or not by this role; says by *who*.
+    """
+    try:
+        with connection.transaction(force_rollback=True):
+            if writes:
+                connection.execute("set transaction read write")
+                connection.execute("set local lock_timeout = '5s'")
+            yield
+    except psycopg.errors.FeatureNotSupported as error:
+        raise CannotTell(
+            f"cannot tell: {error.diag.message_primary}; ask the primary"
+        ) from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise CannotTell(f"cannot tell: {error.diag.message_primary}; {who}") from None
+
+
 def operator_key(configuration: Configuration) -> str:
     """Name what the operators of an Instance exclude each other by."""
     return f"lenso-jobs operator {configuration.schema_}"
