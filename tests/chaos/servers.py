@@ -118,10 +118,11 @@ def found_instance(conninfo, **changes):
 
 
 def evidence(conninfo, journal):
-    """Read the tables."""
+    """Read the tables as of one time: the load may go on."""
     with psycopg.connect(
         make_conninfo(conninfo, dbname=DBNAME), row_factory=dict_row
     ) as session:
+        session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         tables = {name: session.execute(TABLES[name]).fetchall() for name in TABLES}
     for rows in tables.values():
         for row in rows:
