@@ -921,7 +921,7 @@ def test_no_command_and_no_drop_is_told_where_jobs_are_at_stake(statement, broke
 
     findings = check(configuration, conninfo)
 
-    assert any(" " in each.what for each in findings)
+    assert findings
     assert not [each for each in findings if each.remedy.startswith("drop table")]
     assert not [each for each in findings if " drop column " in each.remedy]
     if "drop table" in statement and "swap" not in statement:
