@@ -507,6 +507,15 @@ def test_where_no_worker_has_its_role_the_instance_is_damaged(
     assert answer["who"].startswith(f"role {workers[0]}")
 
 
+def test_a_worker_with_a_membership_too_many_is_a_worker(enqueue, owner, prefix):
+    job_id = enqueue()
+    with owner.transaction(force_rollback=True):
+        owner.execute(f'grant {prefix}_producer to "email-worker", "spare-worker"')
+        reason = owner.value("select reason from explain_job(%s)", job_id)
+
+    assert reason in ("ready", "no_worker_connected")
+
+
 @pytest.mark.parametrize("table", ["instance", "live_job", "attempt", "queue"])
 def test_a_table_that_is_gone_is_named(table, enqueue, owner):
     job_id = enqueue()

@@ -298,7 +298,7 @@ def test_an_owner_that_was_renamed_is_told_once_and_by_its_name(owner, prefix):
 def test_who_may_hand_out_a_group_is_no_stray_unless_declared(owner, prefix, new_role):
     administrator = new_role()
     with owner.transaction(force_rollback=True):
-        owner.execute(f"grant {prefix}_owner to {administrator}")
+        owner.execute(f"grant {prefix}_owner to {administrator}, operations")
         for name in (administrator, "operations"):
             owner.execute(f'grant {prefix}_worker to "{name}" with admin option')
         found = owner.rows("select finding, subject from inspect_health()")
