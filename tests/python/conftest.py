@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import repeat
@@ -229,6 +230,19 @@ def command(environment, tmp_path):
 
 
 # Waiting.
+
+
+@pytest.fixture
+def until():
+    """Wait until something is so."""
+
+    def until(condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, "it never was so"
+            time.sleep(0.005)
+
+    return until
 
 
 @pytest.fixture

@@ -297,7 +297,9 @@ def test_a_lock_that_yoyo_left_behind_is_part_of_the_plan(new_instance, psql):
     configuration, conninfo = new_instance()
     setup(configuration, conninfo)
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute("insert into jobs_email.yoyo_lock values (1, now(), 7)")
+        connection.execute(
+            "insert into jobs_email.yoyo_lock values (1, localtimestamp, 7)"
+        )
 
     script = plan(configuration, conninfo, "upgrade").script()
     psql(conninfo, script)
@@ -308,23 +310,19 @@ def test_a_lock_that_yoyo_left_behind_is_part_of_the_plan(new_instance, psql):
 
 @pytest.mark.slow
 def test_a_script_that_waits_for_another_operator_keeps_no_snapshot(
-    new_instance, psql, background
+    new_instance, psql, background, until
 ):
     configuration, conninfo = new_instance()
     script = plan(configuration, conninfo).script()
     ask = (
-        "select backend_xmin is null and query ~ 'pg_try_advisory_lock'"
-        " from pg_stat_activity where datname = current_database()"
-        " and application_name = 'psql'"
+        "select from pg_stat_activity where datname = current_database()"
+        " and application_name = 'psql' and query ~ 'pg_try_advisory_lock'"
     )
     with psycopg.connect(conninfo, autocommit=True) as other:
         key = f"lenso-jobs operator {configuration.schema_}"
         other.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (key,))
         running = background(psql, conninfo, script)
-        deadline = time.monotonic() + 20
-        while other.execute(ask).fetchone() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: other.execute(ask).fetchall())
         # It lets go of the snapshot between two looks, as an index build waits for.
         other.execute("create table slow (n integer)")
         other.execute("create index concurrently on slow (n)")

@@ -101,19 +101,6 @@ def untouched(locks):
     return untouched
 
 
-@pytest.fixture
-def until():
-    """Wait until something is so."""
-
-    def until(condition):
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, "it never was so"
-            time.sleep(0.005)
-
-    return until
-
-
 # Woken.
 
 

@@ -9,6 +9,7 @@ from socket import AF_INET6
 from socketserver import ThreadingTCPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -126,7 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         # Who asked may have gone.
         with suppress(ConnectionError):
-            if self.path.partition("?")[0] != "/metrics":
+            # A proxy sends the whole URL, and anybody anything.
+            try:
+                path = urlsplit(self.path).path
+            except ValueError:
+                path = ""
+            if path != "/metrics":
                 self.send_error(404)
                 return
             answer = self.server.read()

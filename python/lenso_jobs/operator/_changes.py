@@ -71,6 +71,11 @@ def changes(
     )
 
 
+def groups_of(configuration: Configuration) -> dict[str, str]:
+    """Name the group roles, by kind."""
+    return {kind: f"{configuration.prefix}_{kind}" for kind in KINDS}
+
+
 def declared(configuration: Configuration) -> dict[str, tuple[str, ...]]:
     """Turn the document's callers round: what each is declared for."""
     callers: dict[str, tuple[str, ...]] = {}
@@ -98,8 +103,8 @@ def stored_callers(
 def _roles(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[str]:
-    schema, prefix = configuration.schema_, configuration.prefix
-    groups = [f"{prefix}_{kind}" for kind in KINDS]
+    schema, of = configuration.schema_, groups_of(configuration)
+    groups = [*of.values()]
     wanted = declared(configuration)
     there = {
         name
@@ -119,13 +124,11 @@ def _roles(
         (group, name)
         for group, name, *_ in connection.execute(MEMBERS, (groups,)).fetchall()
     }
-    memberships = {
-        (f"{prefix}_{kind}", name) for name, kinds in wanted.items() for kind in kinds
-    }
+    memberships = {(of[kind], name) for name, kinds in wanted.items() for kind in kinds}
     for group, name in sorted(memberships - members):
         yield f"{name} becomes a member of {group}"
     stored = {
-        (f"{prefix}_{kind}", name)
+        (of[kind], name)
         for name, kinds in stored_callers(connection, schema).items()
         for kind in kinds
     }

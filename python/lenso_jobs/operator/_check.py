@@ -12,6 +12,7 @@ from lenso_jobs.operator._changes import (
     KINDS,
     MEMBERS,
     declared,
+    groups_of,
     policy,
     stored_callers,
 )
@@ -24,11 +25,11 @@ from lenso_jobs.operator._differences import (
 from lenso_jobs.operator._migrations import (
     YOYO_TABLES,
     installed_version,
+    locker,
     recorded,
     released,
 )
 from lenso_jobs.operator._roles import (
-    groups_of,
     missing,
     of_others,
     other_prefix,
@@ -36,6 +37,7 @@ from lenso_jobs.operator._roles import (
     renamed_callers,
     renamed_group,
     renamed_schema,
+    revoke,
 )
 from lenso_jobs.operator._session import (
     OperatorError,
@@ -273,14 +275,12 @@ def _bookkeeping(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Iterator[Finding]:
     schema = configuration.schema_
-    if holds(connection, schema, "yoyo_lock"):
-        for (pid,) in connection.execute(
-            sql.SQL("select pid from {}.yoyo_lock").format(sql.Identifier(schema))
-        ).fetchall():
-            yield Finding(
-                f"process {pid} holds the migration lock, or left it behind",
-                f"{_UPGRADE} --break-lock",
-            )
+    pid = locker(connection, schema)
+    if pid is not None:
+        yield Finding(
+            f"process {pid} holds the migration lock, or left it behind",
+            f"{_UPGRADE} --break-lock",
+        )
     for name, owner in connection.execute(
         "select c.relname, pg_get_userbyid(c.relowner) from pg_class as c"
         " join pg_namespace as n on n.oid = c.relnamespace"
@@ -410,7 +410,7 @@ def _members(
             continue  # so that inspect_health can tell since when
         yield Finding(
             f"role {name} is a member of {group}",
-            _revoke(connection, group, name, grantor),
+            revoke(connection, group, name, grantor),
         )
 
     for what, remedy in of_others(connection, configuration):
@@ -447,7 +447,7 @@ def _callers(
         ):
             yield Finding(
                 f"role {name} is a member of {group} and not in the document",
-                _revoke(connection, group, name, grantor),
+                revoke(connection, group, name, grantor),
             )
 
 
@@ -479,7 +479,7 @@ def _powers(
                 yield Finding(
                     f"caller {name} is a member of {group}"
                     + ("" if direct else f", through {through}"),
-                    _revoke(connection, group, through, grantor),
+                    revoke(connection, group, through, grantor),
                 )
 
 
@@ -525,15 +525,6 @@ def _read_only(
             f"begin read write; {reset} default_transaction_read_only; commit; "
             "set default_transaction_read_only = off",
         )
-
-
-def _revoke(
-    connection: psycopg.Connection[Any], group: str, member: str, grantor: str
-) -> str:
-    # From 16 on each who granted it takes back their own.
-    if connection.info.server_version < 160000:  # noqa: PLR2004
-        return _sql("revoke {} from {}", group, member)
-    return _sql("revoke {} from {} granted by {}", group, member, grantor)
 
 
 def _sql(template: str, *names: str | tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from lenso_jobs._assets import asset_dir
-from lenso_jobs.operator._changes import Changes, changes
+from lenso_jobs.operator._changes import Changes, changes, groups_of
 from lenso_jobs.operator._migrations import (
     YOYO_TABLES,
     Migration,
@@ -26,7 +26,6 @@ from lenso_jobs.operator._migrations import (
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._repair import repairing
 from lenso_jobs.operator._roles import (
-    groups_of,
     missing,
     require_named,
     require_own,

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from lenso_jobs.operator._changes import KINDS, MEMBERS, declared, stored_callers
+from lenso_jobs.operator._changes import (
+    KINDS,
+    MEMBERS,
+    declared,
+    groups_of,
+    stored_callers,
+)
 from lenso_jobs.operator._session import OperatorError, owner_of
 
 if TYPE_CHECKING:
@@ -77,11 +83,6 @@ where s.refclassid = 'pg_authid'::regclass and r.rolname = any (%(groups)s)
 group by 1
 order by 1
 """
-
-
-def groups_of(configuration: Configuration) -> dict[str, str]:
-    """Name the group roles, by kind."""
-    return {kind: f"{configuration.prefix}_{kind}" for kind in KINDS}
 
 
 def other_prefix(
@@ -189,6 +190,19 @@ def rename(old: str, new: str) -> str:
         .format(sql.Identifier(old), sql.Identifier(new))
         .as_string(None)
     )
+
+
+def revoke(
+    connection: psycopg.Connection[Any], group: str, member: str, grantor: str
+) -> str:
+    """Write what takes a membership back."""
+    template = "revoke {} from {}"
+    names = [group, member]
+    # From 16 on each who granted it takes back their own.
+    if connection.info.server_version >= 160000:  # noqa: PLR2004
+        template += " granted by {}"
+        names.append(grantor)
+    return sql.SQL(template).format(*map(sql.Identifier, names)).as_string(None)
 
 
 def renamed_schema(

@@ -139,8 +139,8 @@ def upgrade(
         require_known(connection, configuration.schema_, instance=True)
         if repair_too:
             require_named(connection, configuration)
-        if repair_too and changes(connection, configuration).roles:
-            bootstrap(connection, configuration)
+            if changes(connection, configuration).roles:
+                bootstrap(connection, configuration)
         applied, recorded = _migrate(
             connection, configuration, say, instance=True, break_lock=break_lock
         )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from lenso_jobs.operator._changes import KINDS, MEMBERS, stored_callers
+from lenso_jobs.operator._changes import MEMBERS, groups_of, stored_callers
+from lenso_jobs.operator._roles import revoke
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
@@ -116,8 +117,8 @@ class Removal:
     callers: tuple[str, ...]
     """The declared callers: roles that are never dropped."""
     members: tuple[tuple[str, str], ...]
-    """Who is a member of which group role; without the owner's, and without those who
-    may grant it."""
+    """Who is a member of which group role; without the owner's, and without the members
+    of the owner, who administer the others."""
     dependents: tuple[str, ...]
     """Objects of others that are in the way."""
 
@@ -182,7 +183,7 @@ def _survey(
         name
         for (name,) in connection.execute(
             "select rolname::text from pg_roles where rolname = any (%s) order by 1",
-            ([f"{configuration.prefix}_{kind}" for kind in KINDS],),
+            ([*groups_of(configuration).values()],),
         )
     ]
     exists = schema_exists(connection, schema)
@@ -215,9 +216,7 @@ def _survey(
             ).fetchone() or (0, 0)
             live, kept = counts[0], counts[1] - counts[0]
     left = []
-    members = connection.execute(
-        MEMBERS, ([f"{configuration.prefix}_{kind}" for kind in KINDS[1:]],)
-    ).fetchall()
+    members = connection.execute(MEMBERS, (_closed(configuration),)).fetchall()
     for group in groups:
         elsewhere = connection.execute(
             _ELSEWHERE, {"role": group, "schema": schema}
@@ -274,32 +273,32 @@ def _drop(connection: psycopg.Connection[Any], configuration: Configuration) -> 
     return replace(removal, roles=tuple(dropped), left=tuple(left))
 
 
+def _closed(configuration: Configuration) -> list[str]:
+    """Name the groups that are to get in no more."""
+    _owner, *others = groups_of(configuration).values()
+    return others
+
+
 def _close(
     connection: psycopg.Connection[Any], configuration: Configuration
 ) -> Removal:
     with connection.transaction():
         connection.execute("set local lock_timeout = '5s'")
         removal = _survey(connection, configuration)
-        groups = [f"{configuration.prefix}_{kind}" for kind in KINDS[1:]]
+        groups = _closed(configuration)
         # What its members may do elsewhere they need: a copy has the same roles. The
         # schema is closed to them by the rights that it loses itself.
         own = [group for group in groups if group not in dict(removal.left)]
-        by_grantor = connection.info.server_version >= 160000  # noqa: PLR2004
         left = list(removal.left)
         for group, member, grantor, is_administrator in connection.execute(
             MEMBERS, (own,)
         ).fetchall():
             if is_administrator:
                 continue
-            template = (
-                "revoke {} from {} granted by {}" if by_grantor else "revoke {} from {}"
-            )
-            names = (group, member, grantor)[: template.count("{}")]
             try:
                 with connection.transaction():
-                    connection.execute(
-                        sql.SQL(template).format(*map(sql.Identifier, names))
-                    )
+                    back = revoke(connection, group, member, grantor)
+                    connection.execute(back.encode())
             except psycopg.errors.InsufficientPrivilege:
                 left.append((group, f"{grantor} granted it to {member}"))
         connection.execute(
