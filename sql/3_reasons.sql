@@ -1,222 +1,175 @@
--- The words in which explain_job and inspect_health answer. Both lists only ever grow.
+-- The words of explain_job and inspect_health. Both lists only ever grow.
 create or replace view explain_reason as
 select r.reason, r.meaning, r.remedy
-from (
-    values
-        (
-            'ready'::text,
-            'It is due. Claims of its queue take the jobs before it first.'::text,
-            'Wait, or add workers. A session that had to walk past many other rows '
-            'may overlook it for up to 30 seconds.'::text
-        ),
-        (
-            'scheduled',
-            'It is not due yet: its producer asked for a later time, or the clock '
-            'went back.',
-            'Wait until then.'
-        ),
-        (
-            'retry_waiting', 'An attempt has failed, and the next one is not due yet.',
-            'Wait until then; the failure code says why.'
-        ),
-        (
-            'leased', 'A worker holds its lease.',
-            'Wait for the worker. Without a renewal the lease ends at the time given.'
-        ),
-        (
-            'lease_expired', 'Its lease ran out, and the next claim may take it.',
-            'Wait for a claim; if leases run out often, find out what ends the workers.'
-        ),
-        (
-            'attempts_exhausted',
-            'The lease of its last attempt ran out; it ends failed in passing.',
-            'A claim of its queue or retire_expired ends it; then redrive, if it is to '
-            'be tried again.'
-        ),
-        (
-            'row_locked', 'A transaction that is still open holds its row.',
-            'Have that session commit or roll back, or end it: pg_terminate_backend. '
-            'A prepared transaction needs COMMIT PREPARED or ROLLBACK PREPARED.'
-        ),
-        (
-            'table_locked',
-            'A transaction that is still open has locked a whole table.',
-            'Have that session commit or roll back, or end it: pg_terminate_backend.'
-        ),
-        (
-            'queue_not_declared', 'Its queue is not in the document any more.',
-            'Declare the queue again: lenso-jobs configure.'
-        ),
-        (
-            'instance_damaged',
-            'Something that the Instance rests on is missing or changed.',
-            'See inspect_health; lenso-jobs check says what mends it.'
-        ),
-        (
-            'no_declared_worker', 'The document names no worker.',
-            'Name one in worker_instances: lenso-jobs configure.'
-        ),
-        (
-            'no_worker_connected',
-            'No session of a worker''s role, or of one belonging to it, is connected.',
-            'Start workers, and look into why they stopped. Sessions of superusers are '
-            'not counted.'
-        ),
-        ('succeeded', 'It has ended: a worker completed it.', 'Nothing.'),
-        (
-            'failed', 'It has ended: its last attempt failed.',
-            'Look at inspect_attempts; redrive queues it again.'
-        ),
-        (
-            'evidence_missing', 'It is not live, and no attempt of it is on record.',
-            'Somebody wrote to the tables by hand. Restore the rows, or enqueue anew.'
-        ),
-        (
-            'purged_or_unknown',
-            'There is no such job: it was purged, never committed, or never enqueued '
-            'here. since is the time in its id, until the end of what was purged.',
-            'Look at inspect_acts, and whether the producer committed.'
-        )
+from (values
+    ('ready'::text,
+    'The job is due. Claims of its queue take the jobs before it first.'::text,
+    'Wait, or add workers. A session that had to pass many other rows may overlook the '
+    'job for up to 30 seconds.'::text),
+    ('queue_silent',
+    'The job is due, and no job of its queue was claimed for a minute or more.',
+    'Look at the lines that follow, and mend what stops the workers.'),
+    ('scheduled',
+    'The job is not due yet: its producer asked for a later time, a worker released it '
+    'with a delay, or the clock went back.',
+    'Wait until then.'),
+    ('retry_waiting', 'An attempt has failed, and the next one is not due yet.',
+    'Wait until then. The failure code says why.'),
+    ('leased', 'A worker holds the lease of the job.',
+    'Wait for the worker. A handler that hangs keeps its lease: if it takes too long, '
+    'restart that worker. Then the lease ends at the time given.'),
+    ('lease_expired', 'The lease ran out, and the next claim may take the job.',
+    'Wait for a claim. If leases run out often, find out what ends the workers.'),
+    ('attempts_exhausted',
+    'The lease of the last attempt ran out. A claim ends the job as failed.',
+    'A claim of its queue or retire_expired ends it. Then redrive it, if it is to be '
+    'tried again.'),
+    ('row_locked', 'A transaction that is still open holds the row of the job.',
+    'Have that session commit or roll back, or end it: pg_terminate_backend.'),
+    ('table_locked', 'A transaction that is still open has locked a whole table.',
+    'Have that session commit or roll back, or end it: pg_terminate_backend.'),
+    ('queue_not_declared', 'The queue is not in the document any more.',
+    'Declare the queue again: lenso-jobs configure.'),
+    ('queue_paused', 'An operator has paused the queue: claims return no job of it.',
+    'Resume the queue when its jobs may run again: lenso-jobs resume.'),
+    ('instance_damaged', 'Something that the Instance rests on is missing or changed.',
+    'lenso-jobs check'),
+    ('no_declared_worker', 'The document names no worker.',
+    'Name one in worker_instances: lenso-jobs configure.'),
+    ('no_worker_connected',
+    'No session that may act as a declared worker is connected.',
+    'Start workers, and find out why they stopped. Sessions of superusers do not '
+    'count.'),
+    ('succeeded', 'The job has ended: a worker completed it.', 'Nothing.'),
+    ('failed', 'The job has ended: its last attempt failed.',
+    'Look at its attempts: lenso-jobs inspect JOB_ID, or inspect_attempts. redrive '
+    'queues the job again.'),
+    ('evidence_missing',
+    'The job is lost: it is not live, and no attempt on record ended it.',
+    'Somebody deleted rows by hand. Enqueue the job again under a new key.'),
+    ('purged_or_unknown',
+    'There is no such job: it was purged or erased, never committed, or never '
+    'enqueued here. since is the time in its id, until the end of what was purged, or '
+    'when the job was erased.',
+    'Look at inspect_acts, and whether the producer committed.')
 ) as r (reason, meaning, remedy);
 comment on view explain_reason is
 'Every reason that explain_job gives, what it means and what to do.';
 
 create or replace view health_finding as
 select f.finding, f.severity, f.meaning, f.remedy
-from (
-    values
-        (
-            'not_configured'::text, 'critical'::text,
-            'No configuration is stored, so every call is refused.'::text,
-            'lenso-jobs configure'::text
-        ),
-        (
-            'table_locked', 'critical',
-            'A session has locked a table against the verbs, which wait.',
-            'Have it commit or roll back, or end it: pg_terminate_backend.'
-        ),
-        (
-            'queue_silent', 'critical',
-            'Jobs have been due for a minute or more, and none was claimed since.',
-            'Start workers, or look into why they do not claim: explain_job of one of '
-            'the jobs says more.'
-        ),
-        (
-            'queue_behind', 'warning',
-            'Jobs wait for ten minutes or more, though workers are claiming.',
-            'Add workers, or find out what makes the handlers slow.'
-        ),
-        (
-            'queue_undeclared', 'warning',
-            'A queue that is not declared has jobs that nobody can claim.',
-            'Declare it again until its jobs have ended: lenso-jobs configure.'
-        ),
-        (
-            'leases_expired', 'warning',
-            'Leases ran out more than a minute ago, and nobody claimed their jobs.',
-            'Start workers of that queue; jobs without attempts left end by '
-            'retire_expired.'
-        ),
-        (
-            'jobs_failing', 'warning',
-            'At least half of the jobs that ended lately, and twenty or more, failed.',
-            'inspect_failures shows them; mend the cause, then redrive_failed.'
-        ),
-        (
-            'snapshot_held', 'warning',
-            'An old snapshot keeps dead rows from being cleaned up.',
-            'End the transaction: pg_terminate_backend, ROLLBACK PREPARED, or '
-            'pg_drop_replication_slot. Claims stay flat meanwhile, the table grows.'
-        ),
-        (
-            'transaction_open', 'warning',
-            'A transaction that wrote to this Instance has been open for long.',
-            'Have it commit or roll back, or end it: pg_terminate_backend.'
-        ),
-        (
-            'autovacuum_behind', 'warning',
-            'Many more dead rows than autovacuum should leave.',
-            'Look for what holds it up: snapshot_held, or all autovacuum workers busy; '
-            'VACUUM the table.'
-        ),
-        (
-            'autovacuum_off', 'critical',
-            'Autovacuum is switched off for a table that needs it by the minute.',
-            'Set autovacuum and track_counts on, and the table''s autovacuum_enabled.'
-        ),
-        (
-            'table_bloated', 'notice',
-            'The table takes far more room than its rows need.',
-            'Harmless to claims. In a quiet hour VACUUM FULL it, or use pg_repack.'
-        ),
-        (
-            'notify_queue_filling', 'critical',
-            'The server''s queue of notifications fills up; when full, enqueue fails.',
-            'End the session that listens inside an open transaction; or set notify to '
-            'false: lenso-jobs configure.'
-        ),
-        (
-            'object_changed', 'critical',
-            'A table, view, trigger or function is missing, or not as installed.',
-            'lenso-jobs check says what mends it.'
-        ),
-        (
-            'index_unusable', 'critical',
-            'An index is missing, was never finished, or is not as installed.',
-            'lenso-jobs check says what mends it.'
-        ),
-        (
-            'constraint_missing', 'warning',
-            'A constraint is missing or not validated.',
-            'lenso-jobs check says what mends it.'
-        ),
-        (
-            'object_stray', 'warning',
-            'Something in the schema is no part of the Instance.',
-            'Drop it, or move it elsewhere.'
-        ),
-        (
-            'grant_missing', 'critical',
-            'A group has lost a right that its members need.',
-            'lenso-jobs check says what mends it.'
-        ),
-        (
-            'grant_stray', 'warning',
-            'Somebody holds a right that the Instance does not give.',
-            'Revoke it, if nobody meant it.'
-        ),
-        (
-            'role_missing', 'critical',
-            'A role that the Instance rests on does not exist, or was renamed.',
-            'lenso-jobs setup makes it; or rename it back.'
-        ),
-        (
-            'membership_missing', 'critical',
-            'A declared caller is not a member of its group, and is refused.',
-            'lenso-jobs configure'
-        ),
-        (
-            'membership_stray', 'warning',
-            'A role is a member of a group, and nobody declared it.',
-            'Declare it, or revoke the group from it.'
-        ),
-        (
-            'migration_unfinished', 'critical',
-            'A migration is at work, or was cut off.',
-            'If none is at work: lenso-jobs upgrade, with --break-lock where it asks '
-            'for that'
-        ),
-        (
-            'clock_went_back', 'critical',
-            'Times on record lie ahead of the server''s clock.',
-            'Correct the clock. Until it has caught up leases hold for longer, and '
-            'retries wait for longer.'
-        ),
-        (
-            'retention_overdue', 'notice',
-            'Ended jobs are kept for longer than retention_seconds.',
-            'Have a scheduler call enforce_retention: lenso-jobs purge --retention.'
-        )
+from (values
+    ('not_configured'::text, 'critical'::text,
+    'No configuration is stored, so every call is refused.'::text,
+    'lenso-jobs configure'::text),
+    ('table_locked', 'critical',
+    'A transaction has locked a table, and the verbs wait for it.',
+    'Have it commit or roll back, or end it: pg_terminate_backend, or ROLLBACK '
+    'PREPARED for a prepared transaction.'),
+    ('queue_silent', 'critical',
+    'Jobs have been due for a minute or more, and none was claimed since.',
+    'Start workers, or find out why they do not claim: lenso-jobs explain with the id '
+    'of the job says more.'),
+    ('queue_behind', 'warning',
+    'Jobs wait for ten minutes or more, though workers are claiming.',
+    'Add workers, or find out what makes the handlers slow.'),
+    ('queue_undeclared', 'warning',
+    'A queue that is not declared has jobs, and no worker can claim them.',
+    'Declare it again until its jobs have ended: lenso-jobs configure.'),
+    ('queue_paused', 'notice',
+    'An operator has paused a queue, so none of its jobs is claimed.',
+    'Resume the queue when its jobs may run again: lenso-jobs resume.'),
+    ('leases_expired', 'warning',
+    'Leases ran out more than a minute ago, and no worker claimed their jobs.',
+    'Start workers of that queue. retire_expired ends jobs without attempts left.'),
+    ('lease_held_long', 'warning',
+    'A lease has been renewed for a day, or for 100 times its length.',
+    'Its handler may hang. Restart its worker: the job is then claimed again.'),
+    ('lease_broken', 'warning',
+    'A live job has half a lease: somebody wrote to live_job by hand.',
+    'As the owner, let the lease expire: the next claim takes or ends the job.'),
+    ('job_lost', 'critical',
+    'A job is neither live nor ended: somebody deleted its rows by hand.',
+    'lenso-jobs explain with the id of the job says how to put it back.'),
+    ('live_row_stray', 'critical',
+    'A row of live_job has no row in job, so no worker gets its payload.',
+    'Restore the rows of job from a backup.'),
+    ('jobs_far_ahead', 'warning', 'Jobs fall due in more than ten years.',
+    'A producer may have mistaken a unit of time. The runbook has the statement that '
+    'makes them due.'),
+    ('jobs_failing', 'warning',
+    'Of a queue''s jobs that ended lately, twenty or more and half of all failed.',
+    'inspect_failures shows them. Mend the cause, then redrive_failed.'),
+    ('kind_failing', 'warning',
+    'Of the last jobs of one kind, five or more and a tenth of all failed.',
+    'inspect_failures shows them. Mend the cause, then redrive_failed.'),
+    ('snapshot_held', 'warning',
+    'An old snapshot keeps dead rows from being cleaned up.',
+    'End the transaction: pg_terminate_backend, ROLLBACK PREPARED, or '
+    'pg_drop_replication_slot. Claims stay fast meanwhile; the table grows.'),
+    ('transaction_open', 'warning',
+    'A transaction that wrote to this Instance has been open for long.',
+    'Have it commit or roll back, or end it: pg_terminate_backend, or ROLLBACK '
+    'PREPARED. COMMIT PREPARED keeps what it did, a complete for example.'),
+    ('autovacuum_behind', 'warning',
+    'Autovacuum leaves many more dead rows than it should.',
+    'Look for what holds it up: snapshot_held, or all autovacuum workers busy. VACUUM '
+    'the table.'),
+    ('autovacuum_off', 'critical',
+    'Autovacuum is switched off for a table that needs it every minute.',
+    'Set autovacuum and track_counts on, and the table''s autovacuum_enabled.'),
+    ('table_bloated', 'notice', 'The table takes far more room than its rows need.',
+    'Claims stay fast. In a quiet hour VACUUM FULL the table, or use pg_repack.'),
+    ('notify_queue_filling', 'critical',
+    'The server''s queue of notifications fills up. Once full, enqueue fails.',
+    'End the session that listens inside an open transaction; or set notify to false: '
+    'lenso-jobs configure.'),
+    ('connections_scarce', 'warning', 'The server has few connections left.',
+    'End sessions that are not needed, raise max_connections, or use a pooler.'),
+    ('slot_keeps_wal', 'warning',
+    'A replication slot keeps much WAL, and may fill the disk.',
+    'Start what reads from the slot, or drop it: pg_drop_replication_slot.'),
+    ('slot_invalid', 'warning',
+    'A replication slot was invalidated, and nothing can read from it.',
+    'Drop the slot, and make its standby or subscription anew.'),
+    ('setting_harmful', 'critical',
+    'A setting makes the calls of declared callers fail.',
+    'Reset it. Open sessions keep it: have them reconnect.'),
+    ('object_changed', 'critical',
+    'A table is missing or lost, or objects differ from what was installed.',
+    'lenso-jobs check'),
+    ('sequence_behind', 'critical',
+    'A sequence gives numbers that are taken, so every operator act fails.',
+    'Set the sequence to the highest number in use: setval.'),
+    ('index_unusable', 'critical',
+    'An index is missing, not valid, or not as installed.',
+    'lenso-jobs upgrade --repair'),
+    ('grant_missing', 'critical', 'A group has lost a right that its members need.',
+    'lenso-jobs upgrade --repair'),
+    ('grant_stray', 'warning', 'A role holds a right that the Instance does not give.',
+    'Revoke it.'),
+    ('role_missing', 'critical',
+    'A role that the Instance rests on does not exist, or was renamed.',
+    'Rename it back if it was renamed. If it was dropped: lenso-jobs setup.'),
+    ('role_unsafe', 'warning', 'A role of the Instance can do more than it should.',
+    'Take that away from it.'),
+    ('membership_missing', 'critical',
+    'A declared caller is not a member of its group, and is refused.',
+    'lenso-jobs configure grants it. If it was revoked on purpose, take the caller out '
+    'of the document first.'),
+    ('membership_stray', 'warning',
+    'A role is a member of a group, and the document does not declare it.',
+    'Declare it, or revoke the group from it.'),
+    ('migration_unfinished', 'critical', 'A migration is at work, or was cut off.',
+    'If none is at work: lenso-jobs upgrade'),
+    ('clock_went_back', 'critical', 'Times on record lie ahead of the server''s clock.',
+    'Correct the clock. Until then leases last longer, and retries wait longer.'),
+    ('retention_overdue', 'notice',
+    'Ended jobs are kept for longer than retention_seconds.',
+    'Have a scheduler call enforce_retention: lenso-jobs purge --retention.'),
+    ('not_readable', 'warning',
+    'A part of inspect_health failed, so its findings are missing.',
+    'Give the Instance''s owner the right to read what the message names.')
 ) as f (finding, severity, meaning, remedy);
 comment on view health_finding is
 'Every finding of inspect_health, how bad it is, what it means and what to do.';

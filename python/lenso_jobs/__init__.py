@@ -21,13 +21,14 @@ if TYPE_CHECKING:
         InspectedJob,
         InspectedQueue,
         InspectedWorker,
+        JobPage,
         Lease,
         LeasedJob,
         NewJob,
         RenewedItem,
     )
     from lenso_jobs._prepare import prepare, prepare_async
-    from lenso_jobs.config import Configuration
+    from lenso_jobs.config import Configuration, ConfigurationError
     from lenso_jobs.errors import (
         IdempotencyConflict,
         InvalidArgument,
@@ -37,76 +38,58 @@ if TYPE_CHECKING:
         InvalidQueue,
         JobNotFound,
         JobsError,
+        PayloadInvalid,
+        PayloadUndecodable,
         SchemaNotReady,
         Unauthorized,
     )
+    from lenso_jobs.kinds import Kind, Kinds
     from lenso_jobs.secrets import DirectorySecrets, EnvironmentSecrets, SecretNotFound
     from lenso_jobs.worker import (
         AsyncHeldLease,
         AsyncWorker,
+        Ended,
         Fail,
         HeldLease,
+        Observer,
+        Release,
         Retry,
+        Tally,
         Worker,
+        WorkerLease,
+        WorkerOptions,
+        prepare_worker,
     )
 
+# fmt: off
 __all__ = [
-    "AsyncHeldLease",
-    "AsyncJobs",
-    "AsyncWorker",
-    "CompletedItem",
-    "Configuration",
-    "DirectorySecrets",
-    "EnqueuedItem",
-    "EnqueuedJob",
-    "EnvironmentSecrets",
-    "ExplainedJob",
-    "Fail",
-    "FailedItem",
-    "FailedJob",
-    "Failure",
-    "HeldLease",
-    "IdempotencyConflict",
-    "InspectedAct",
-    "InspectedAttempt",
-    "InspectedFailure",
-    "InspectedFinding",
-    "InspectedJob",
-    "InspectedQueue",
-    "InspectedWorker",
-    "InvalidArgument",
-    "InvalidFailure",
-    "InvalidJob",
-    "InvalidLease",
-    "InvalidQueue",
-    "JobNotFound",
-    "Jobs",
-    "JobsError",
-    "Lease",
-    "LeasedJob",
-    "NewJob",
-    "RenewedItem",
-    "Retry",
-    "SchemaNotReady",
-    "SecretNotFound",
-    "Unauthorized",
-    "Worker",
-    "prepare",
-    "prepare_async",
+    "AsyncHeldLease", "AsyncJobs", "AsyncWorker", "CompletedItem", "Configuration",
+    "ConfigurationError", "DirectorySecrets", "Ended", "EnqueuedItem",
+    "EnqueuedJob", "EnvironmentSecrets", "ExplainedJob", "Fail", "FailedItem",
+    "FailedJob", "Failure", "HeldLease", "IdempotencyConflict", "InspectedAct",
+    "InspectedAttempt", "InspectedFailure", "InspectedFinding", "InspectedJob",
+    "InspectedQueue", "InspectedWorker", "InvalidArgument", "InvalidFailure",
+    "InvalidJob", "InvalidLease", "InvalidQueue", "JobNotFound", "JobPage", "Jobs",
+    "JobsError", "Kind", "Kinds", "Lease", "LeasedJob", "NewJob", "Observer", "PayloadInvalid",
+    "PayloadUndecodable", "Release", "RenewedItem", "Retry", "SchemaNotReady", "SecretNotFound", "Tally",
+    "Unauthorized", "Worker", "WorkerLease", "WorkerOptions", "prepare", "prepare_async",
+    "prepare_worker",
 ]
+# fmt: on
 
-_ROOMS = (
-    *("errors", "_models", "config", "secrets"),
-    *("_client", "_async_client", "_prepare", "worker"),
+# In the order of what they cost to load: the document needs pydantic.
+_MODULES = (
+    *("errors", "_models", "_client", "_async_client", "secrets", "_prepare"),
+    *("worker", "kinds", "config"),
 )
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - what type checkers see is above
-    # When they are asked for: pytest imports this package at its start, for the plugin,
-    # wherever it is installed, and the rest takes thirty times as long.
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - type checkers see the block above
+    # On demand: pytest imports this package at its start, for the plugin, wherever it is
+    # installed, and all of it takes thirty times as long.
     if name in __all__:
-        for room in _ROOMS:
-            module = import_module(f"{__name__}.{room}")
+        for home in _MODULES:
+            module = import_module(f"{__name__}.{home}")
             if name in vars(module):
                 globals()[name] = found = vars(module)[name]
                 return found

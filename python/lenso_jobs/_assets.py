@@ -1,18 +1,19 @@
-"""Where the SQL is: in the package when installed, beside it in a checkout."""
+"""The files of SQL: in the package when installed, beside it in a checkout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+_PACKAGE = Path(__file__).resolve().parent
+
 
 def asset_dir(name: str) -> Path:
-    """Find ``sql`` or ``migrations``.
+    """Return the directory of ``sql`` or ``migrations``.
 
-    An editable install points at ``python/`` and carries neither, hence the second
-    place.
+    An editable install points at ``python/`` and carries neither, so the checkout is
+    looked at second.
     """
-    here = Path(__file__).resolve().parent
-    for candidate in (here / f"_{name}", here.parents[1] / name):
+    for candidate in (_PACKAGE / f"_{name}", _PACKAGE.parents[1] / name):
         if candidate.is_dir():
             return candidate
     raise FileNotFoundError(f"lenso_jobs was installed without its {name} directory")

@@ -1,79 +1,65 @@
-"""The client for asyncio: the methods of ``Jobs`` as coroutines."""
+"""The client for asyncio: one method for each verb, one statement for each method."""
 
 from __future__ import annotations
 
-from asyncio import Lock
-from contextlib import asynccontextmanager
+from asyncio import Lock, sleep
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from math import inf
+from operator import methodcaller
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import generators
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 
-from lenso_jobs import _waiting, _wire
-from lenso_jobs._calls import ROLE
-from lenso_jobs._home import Loop
-from lenso_jobs._requests import Requests
-from lenso_jobs.errors import InvalidQueue, Translated
+from lenso_jobs import _calls, _given, _waiting
+from lenso_jobs import _models as m
+from lenso_jobs._home import Loop, uncancelled
+from lenso_jobs.errors import Translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-    from datetime import datetime
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime, timedelta
     from uuid import UUID
 
-    from psycopg.rows import AsyncRowFactory
     from psycopg_pool import AsyncConnectionPool
 
-    from lenso_jobs._models import (
-        CompletedItem,
-        EnqueuedItem,
-        EnqueuedJob,
-        ExplainedJob,
-        FailedItem,
-        FailedJob,
-        Failure,
-        InspectedAct,
-        InspectedAttempt,
-        InspectedFailure,
-        InspectedFinding,
-        InspectedJob,
-        InspectedQueue,
-        InspectedWorker,
-        Lease,
-        LeasedJob,
-        NewJob,
-        RenewedItem,
-    )
-    from lenso_jobs._requests import Request
+    from lenso_jobs._calls import Call
 
     Connection = psycopg.AsyncConnection[Any]
     Pool = AsyncConnectionPool[Any]
 
 Row = TypeVar("Row")
 Found = TypeVar("Found")
+W = TypeVar("W", bound="AsyncWaiter")
+_NOTHING = nullcontext()
+# One for each connection on which a client acts as a caller.
+_ACTING: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
 
 
-class AsyncJobs:
-    """The verbs of one Jobs Instance, for asyncio.
+class AsyncJobs(_calls.Verbs):
+    """The verbs of one Jobs Instance, on a connection or a pool of yours.
 
-    Every method answers and raises what the method of ``Jobs`` by its name does, where
-    it is documented. On a connection each call joins the transaction in progress, and
-    nothing is ever committed for you; on a pool each call is a transaction of its own.
-    Tasks share a pool, not a connection: a transaction belongs to one of them. Where a
-    call is cancelled its answer is lost, and it may have been committed.
+    On a connection each call joins the transaction in progress, which you commit. A
+    call that fails aborts it: to go on after a refusal, use a savepoint. On a pool each
+    call is one transaction. Tasks share a pool, not a connection: a
+    transaction belongs to one of them. If a call is cancelled
+    its result is lost, and it may have been committed.
 
     Args:
-        connection_or_pool: A ``psycopg.AsyncConnection`` or
-            ``psycopg_pool.AsyncConnectionPool`` of the event loop in use.
+        connection_or_pool: A ``psycopg.AsyncConnection`` or a
+            ``psycopg_pool.AsyncConnectionPool``. You close it; this client does not.
         schema: The schema of the Instance.
-        caller: The role to act as, by ``SET LOCAL ROLE`` around each call; the
-            connection's own role when left out. The connection's role must be a member
-            of it.
+        caller: The role to act as, by ``SET LOCAL ROLE`` around each call. The role of
+            the connection must be a member of it. None for the connection's own role.
 
     Raises:
-        RuntimeError: By any call in another event loop or process than it was made in.
+        InvalidArgument: An argument is of another kind. The message says what to pass.
+        JobsError: By each call, if the Instance refuses it. Any other error is psycopg's.
+        RuntimeError: By each call in another process or event loop.
     """
 
     def __init__(
@@ -82,14 +68,18 @@ class AsyncJobs:
         schema: str,
         caller: str | None = None,
     ) -> None:
+        _given.check(connection_or_pool, schema, caller, "AsyncJobs")
         self._source = connection_or_pool
         self._schema = schema
-        self._requests = Requests(schema)
         self._caller = caller
+        self._joined: AbstractAsyncContextManager[Any] = nullcontext(connection_or_pool)
         self._home = Loop()
-        self._kept: dict[bytes, psycopg.AsyncCursor[Any]] = {}
-        self._kept_encoding = ""
+        self._is_opened_by_prepare = False
+        self._cursors = _calls.Cursors(psycopg.AsyncCursor)
         self._kept_lock = Lock()
+        if caller is not None:
+            # Two clients with callers would put each other's roles in force.
+            self._acting_lock = _ACTING.setdefault(connection_or_pool, Lock())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} as {self._caller or 'the connected role'}>"
@@ -101,11 +91,10 @@ class AsyncJobs:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection or pool this client stands on."""
-        if self._home.is_here():
+        if self._is_opened_by_prepare and self._home.is_here():
             await self._source.close()
 
-    async def enqueue(  # noqa: PLR0913 - the arguments are SQL's
+    async def enqueue(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str,
         kind: str,
@@ -114,122 +103,132 @@ class AsyncJobs:
         idempotency_key: str,
         available_at: datetime | None = None,
         max_attempts: int = 3,
-    ) -> EnqueuedJob:
-        """Make a job durable, and say whether this call created it."""
-        return await self._one(
-            self._requests.enqueue(
-                queue, kind, payload, idempotency_key, available_at, max_attempts
-            )
-        )
+    ) -> m.EnqueuedJob:
+        rest = payload, idempotency_key, available_at, max_attempts
+        return await self._one(_calls.ENQUEUE, queue, kind, *rest)
 
     async def enqueue_many(
-        self, items: Iterable[NewJob | Mapping[str, Any]]
-    ) -> list[EnqueuedItem]:
-        """Make 1 to 1,000 jobs durable, and answer one item each in input order."""
-        return await self._all(self._requests.enqueue_many(items))
+        self, jobs: Iterable[m.NewJob | Mapping[str, Any]]
+    ) -> list[m.EnqueuedItem]:
+        return await self._all(_calls.ENQUEUE_MANY, jobs)
 
     async def claim(
         self, queue: str, limit: int = 1, *, wait: float = 0.0
-    ) -> list[LeasedJob]:
-        """Lease up to *limit* (1 to 1,000) due jobs; an empty list means none is due."""
-        request = self._requests.claim(queue, limit)
-        longest = _waiting.seconds(wait, "wait")
-        ask = self._few if limit == 1 else self._all
-        if not longest:
-            return await ask(request)
-        if not isinstance(self._source, psycopg.AsyncConnection):
-            async with self._alone(self._source) as jobs:
-                return await jobs.claim(queue, limit, wait=longest)
-        return await self._until(self._source, queue, longest, lambda: ask(request))
+    ) -> list[m.LeasedJob]:
+        # By name: a client may find its connection anew at each call.
+        claim: Any = methodcaller("_ask", _calls.CLAIM, (queue, limit), keep=limit == 1)
+        if longest := _waiting.seconds(wait, "wait"):
+            leases: list[m.LeasedJob] = await self._until(queue, longest, claim)
+        else:
+            leases = await claim(self)
+        return leases
 
-    async def wait(self, queue: str, timeout: float) -> bool:  # noqa: ASYNC109 - as Jobs
-        """Wait until a job of a queue is due; False if none was for *timeout* seconds."""
-        longest = _waiting.seconds(timeout, "timeout")
-        _wire.text(queue, InvalidQueue, "queue")
-        if not isinstance(self._source, psycopg.AsyncConnection):
-            async with self._alone(self._source) as jobs:
-                return await jobs.wait(queue, longest)
+    async def wait(self, queue: str, timeout: float) -> bool:  # noqa: ASYNC109 - not cancelled
+        async def is_due(jobs: AsyncJobs) -> bool:
+            return await jobs._due_in(queue) <= 0
 
-        async def look() -> bool:
-            return await self._due_in(queue) <= 0
+        return await self._until(queue, _waiting.seconds(timeout, "timeout"), is_due)
 
-        return await self._until(self._source, queue, longest, look)
+    async def renew(self, lease: m.Lease) -> datetime:
+        return await self._one(_calls.RENEW, *_calls.lease_of(lease))
 
-    async def renew(self, lease: Lease) -> datetime:
-        """Extend a lease by the Instance's lease length from now; answers its new end."""
-        return await self._one(self._requests.renew(lease))
+    async def renew_many(self, leases: Iterable[m.Lease]) -> list[m.RenewedItem]:
+        return await self._all(_calls.RENEW_MANY, leases)
 
-    async def renew_many(self, leases: Iterable[Lease]) -> list[RenewedItem]:
-        """Extend 1 to 1,000 leases at once, and answer one item each in input order."""
-        return await self._all(self._requests.renew_many(leases))
+    async def complete(self, lease: m.Lease) -> bool:
+        return await self._one(_calls.COMPLETE, *_calls.lease_of(lease))
 
-    async def complete(self, lease: Lease) -> bool:
-        """End the job as succeeded; True, also when repeated under the same lease."""
-        return await self._one(self._requests.complete(lease))
+    async def complete_many(self, leases: Iterable[m.Lease]) -> list[m.CompletedItem]:
+        return await self._all(_calls.COMPLETE_MANY, leases)
 
-    async def complete_many(self, leases: Iterable[Lease]) -> list[CompletedItem]:
-        """End 1 to 1,000 jobs as succeeded, and answer one item each in input order."""
-        return await self._all(self._requests.complete_many(leases))
-
-    async def fail(self, lease: Lease, code: str, *, retryable: bool) -> FailedJob:
-        """Record a failed attempt; answers when the next is due, or that none is left."""
-        return await self._one(self._requests.fail(lease, code, retryable))
+    async def fail(
+        self,
+        lease: m.Lease,
+        failure_code: str,
+        *,
+        retryable: bool,
+        retry_after: float | timedelta | None = None,
+    ) -> m.FailedJob:
+        key = _calls.lease_of(lease)
+        return await self._one(_calls.FAIL, *key, failure_code, retryable, retry_after)
 
     async def fail_many(
-        self, failures: Iterable[Failure | tuple[Lease, str, bool]]
-    ) -> list[FailedItem]:
-        """Record 1 to 1,000 failed attempts, and answer one item each in input order."""
-        return await self._all(self._requests.fail_many(failures))
+        self, failures: Iterable[m.Failure | m.PlainFailure]
+    ) -> list[m.FailedItem]:
+        return await self._all(_calls.FAIL_MANY, failures)
 
-    async def inspect(self, job_id: UUID | str) -> InspectedJob:
-        """Read the durable evidence of one job; changes nothing."""
-        return await self._one(self._requests.inspect(job_id))
+    async def release(
+        self, lease: m.Lease, *, delay: float | timedelta = 0
+    ) -> m.FailedJob:
+        return await self._one(_calls.RELEASE, *_calls.lease_of(lease), delay)
 
-    async def inspect_attempts(self, job_id: UUID | str) -> list[InspectedAttempt]:
-        """Read the history of one job: its attempts in order, a running one last."""
-        return await self._all(self._requests.inspect_attempts(job_id))
+    async def release_many(
+        self, leases: Iterable[m.Lease], *, delay: float | timedelta = 0
+    ) -> list[m.FailedItem]:
+        return await self._all(_calls.RELEASE_MANY, leases, delay)
 
-    async def inspect_queues(self) -> list[InspectedQueue]:
-        """Count the live jobs of each queue by state, and how the last ones ended."""
-        return await self._all(self._requests.inspect_queues())
+    async def inspect(self, job_id: UUID | str) -> m.InspectedJob:
+        return await self._one(_calls.INSPECT, job_id)
 
-    async def inspect_workers(self) -> list[InspectedWorker]:
-        """Count the leases and the sessions of each worker; reads as ``inspect_queues``."""
-        return await self._all(self._requests.inspect_workers())
+    async def inspect_key(
+        self, idempotency_key: str, producer: str | None = None
+    ) -> m.InspectedJob:
+        return await self._one(_calls.INSPECT_KEY, idempotency_key, producer)
 
-    async def inspect_failures(
+    async def inspect_jobs(
+        self,
+        queue: str,
+        status: m.Status,
+        *,
+        kind: str | None = None,
+        limit: int = 100,
+        before: UUID | str | None = None,
+    ) -> m.JobPage:
+        rest = kind, limit, before
+        return m.JobPage(
+            await self._all(_calls.INSPECT_JOBS, queue, status, *rest), limit
+        )
+
+    async def inspect_attempts(self, job_id: UUID | str) -> list[m.InspectedAttempt]:
+        return await self._all(_calls.INSPECT_ATTEMPTS, job_id)
+
+    async def inspect_queues(self) -> list[m.InspectedQueue]:
+        return await self._all(_calls.INSPECT_QUEUES)
+
+    async def inspect_workers(self) -> list[m.InspectedWorker]:
+        return await self._all(_calls.INSPECT_WORKERS)
+
+    async def inspect_failures(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str | None = None,
         *,
         since: datetime | None = None,
         limit: int = 100,
         failure_code: str | None = None,
-        before: InspectedFailure | datetime | None = None,
-    ) -> list[InspectedFailure]:
-        """List the jobs that have failed and were not redriven, newest first."""
+        before: m.InspectedFailure | datetime | None = None,
+        kind: str | None = None,
+    ) -> list[m.InspectedFailure]:
+        # A row stands for two columns.
+        last = getattr(before, "ended_at", before), getattr(before, "job_id", None)
         return await self._all(
-            self._requests.inspect_failures(queue, since, limit, failure_code, before)
+            _calls.INSPECT_FAILURES, queue, since, limit, failure_code, *last, kind
         )
 
     async def inspect_acts(
-        self, limit: int = 100, before: InspectedAct | None = None
-    ) -> list[InspectedAct]:
-        """Read the audit: what operators did, newest first."""
-        return await self._all(self._requests.inspect_acts(limit, before))
+        self, limit: int = 100, before: m.InspectedAct | None = None
+    ) -> list[m.InspectedAct]:
+        return await self._all(_calls.INSPECT_ACTS, limit, before)
 
-    async def inspect_health(self) -> list[InspectedFinding]:
-        """List what is wrong with the Instance, worst first; nothing while all is well."""
-        return await self._all(self._requests.inspect_health())
+    async def inspect_health(self) -> list[m.InspectedFinding]:
+        return await self._all(_calls.INSPECT_HEALTH)
 
-    async def explain_job(self, job_id: UUID | str) -> ExplainedJob:
-        """Tell why a job is not being claimed, with what to do; changes and locks nothing."""
-        return await self._one(self._requests.explain_job(job_id))
+    async def explain_job(self, job_id: UUID | str) -> m.ExplainedJob:
+        return await self._one(_calls.EXPLAIN_JOB, job_id)
 
-    async def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> FailedJob:
-        """Queue a failed job again, with that many more attempts; it is due at once."""
-        return await self._one(self._requests.redrive(job_id, extra_attempts))
+    async def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> m.FailedJob:
+        return await self._one(_calls.REDRIVE, job_id, extra_attempts)
 
-    async def redrive_failed(  # noqa: PLR0913 - the arguments are SQL's
+    async def redrive_failed(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str,
         *,
@@ -238,115 +237,108 @@ class AsyncJobs:
         failure_code: str | None = None,
         limit: int = 100,
         extra_attempts: int = 1,
+        over_seconds: int = 0,
+        kind: str | None = None,
     ) -> int:
-        """Queue failed jobs of a queue again, those first that failed first; answers how many."""
-        return await self._one(
-            self._requests.redrive_failed(
-                queue, since, before, failure_code, limit, extra_attempts
-            )
-        )
+        rest = before, failure_code, limit, extra_attempts, over_seconds, kind
+        return await self._one(_calls.REDRIVE_FAILED, queue, since, *rest)
 
     async def purge(self, before: datetime, limit: int = 1000) -> int:
-        """Delete jobs that ended before a time, oldest first; answers how many."""
-        return await self._one(self._requests.purge(before, limit))
+        return await self._one(_calls.PURGE, before, limit)
 
     async def enforce_retention(self, limit: int = 1000) -> int:
-        """Delete jobs that ended longer than ``retention_seconds`` ago; answers how many."""
-        return await self._one(self._requests.enforce_retention(limit))
+        return await self._one(_calls.ENFORCE_RETENTION, limit)
 
     async def retire_expired(self, limit: int = 1000) -> int:
-        """End jobs whose last attempt's lease ran out, as claims do; answers how many."""
-        return await self._one(self._requests.retire_expired(limit))
+        return await self._one(_calls.RETIRE_EXPIRED, limit)
+
+    async def pause(self, queue: str) -> bool:
+        return await self._one(_calls.PAUSE, queue)
+
+    async def resume(self, queue: str) -> bool:
+        return await self._one(_calls.RESUME, queue)
+
+    async def erase(self, job_id: UUID | str) -> bool:
+        return await self._one(_calls.ERASE, job_id)
 
     async def next_available_at(self, queue: str) -> datetime | None:
-        """Tell when the next job of a queue falls due, lapsing leases included."""
-        return await self._one(self._requests.next_available_at(queue))
+        return await self._one(_calls.NEXT_AVAILABLE_AT, queue)
 
-    async def _one(self, request: Request[Row]) -> Row:
-        (answer,) = await self._few(request)
-        return answer
+    async def _one(self, call: Call[Row], *values: object) -> Row:
+        (row,) = await self._ask(call, values, keep=True)
+        return row
 
-    async def _few(self, request: Request[Row]) -> list[Row]:
-        """Call with a kept cursor, which holds the answer until the next call."""
-        source = self._source
-        if not isinstance(source, psycopg.AsyncConnection):
-            return await self._all(request)
+    async def _all(self, call: Call[Row], *values: object) -> list[Row]:
+        return await self._ask(call, values)
+
+    async def _ask(
+        self, call: Call[Row], values: tuple[object, ...], *, keep: bool = False
+    ) -> list[Row]:
+        """Call. A kept cursor is quicker, and holds the rows until its next call."""
+        statement, arguments = call.request(self._schema, values)
         self._home.enter()
+        keep = keep and isinstance(self._source, psycopg.AsyncConnection)
         with Translated():
-            async with self._kept_lock, _acting_as(source, self._caller):
-                cursor = self._kept_cursor(source, request)
-                await cursor.execute(request[1], request[2], binary=True)
-                return await cursor.fetchall()
+            async with self._kept_lock if keep else _NOTHING:
+                async with self._transaction() as connection:
+                    cursor = self._cursors.of(connection, call, keep=keep)
+                    await cursor.execute(statement, arguments, binary=True)
+                rows: list[Row] = await cursor.fetchall()
+                return rows
 
-    def _kept_cursor(
-        self, connection: Connection, request: Request[Row]
-    ) -> psycopg.AsyncCursor[Row]:
-        # A cursor goes on with the encoding it first met.
-        encoding = connection.info.encoding
-        if encoding != self._kept_encoding:
-            self._kept.clear()
-            self._kept_encoding = encoding
-        row, statement, _ = request
-        cursor = self._kept.get(statement)
-        if cursor is None:
-            cursor = self._kept[statement] = _cursor(connection, row)
-        return cursor
-
-    async def _all(self, request: Request[Row]) -> list[Row]:
-        row, statement, arguments = request
-        self._home.enter()
-        with Translated():
-            async with (
-                self._transaction() as connection,
-                _cursor(connection, row) as cursor,
-            ):
-                await cursor.execute(statement, arguments, binary=True)
-                return await cursor.fetchall()
+    def _transaction(self) -> AbstractAsyncContextManager[Connection]:
+        if not isinstance(self._source, psycopg.AsyncConnection):
+            return self._pooled(self._source)
+        if self._caller is None:
+            return self._joined
+        return self._alone(self._source, self._caller)
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Connection]:
-        if isinstance(self._source, psycopg.AsyncConnection):
-            async with _acting_as(self._source, self._caller):
-                yield self._source
-        else:
-            async with self._source.connection() as connection:
-                if self._caller is None and connection.autocommit:
-                    yield connection  # one statement is a transaction already
-                    return
-                async with connection.transaction():
-                    if self._caller is not None:
-                        async with psycopg.AsyncCursor(connection) as cursor:
-                            await cursor.execute(ROLE, (self._caller,))
-                    yield connection
+    async def _alone(
+        self, connection: Connection, caller: str
+    ) -> AsyncIterator[Connection]:
+        async with self._acting_lock, self._acting(connection, caller):
+            yield connection
+
+    def _acting(
+        self, connection: Connection, caller: str
+    ) -> AbstractAsyncContextManager[Connection]:
+        return _in_turn(connection, caller)
 
     @asynccontextmanager
-    async def _alone(self, pool: Pool) -> AsyncIterator[AsyncJobs]:
-        """Lend a client on one connection of the pool, which commits by itself."""
-        self._home.enter()
+    async def _pooled(self, pool: Pool) -> AsyncIterator[Connection]:
         async with pool.connection() as connection:
-            autocommit = connection.autocommit
-            await connection.set_autocommit(True)
-            try:
-                yield AsyncJobs(connection, self._schema, self._caller)
-            finally:
-                if not connection.closed:
-                    await connection.set_autocommit(autocommit)
+            if self._caller is None:
+                yield connection  # the pool commits
+                return
+            async with self._acting(connection, self._caller):
+                yield connection
 
     async def _until(
         self,
-        connection: Connection,
         queue: str,
         longest: float,
-        look: Callable[[], Awaitable[Found]],
+        look: Callable[[AsyncJobs], Awaitable[Found]],
     ) -> Found:
         """Look for something until it is there, or for so many seconds."""
+        self._home.enter()
+        if not isinstance(self._source, psycopg.AsyncConnection):
+            async with self._source.connection() as connection:
+                autocommit = connection.autocommit
+                await connection.set_autocommit(True)
+                try:
+                    jobs = AsyncJobs(connection, self._schema, self._caller)
+                    return await jobs._until(queue, longest, look)
+                finally:
+                    if not connection.closed:
+                        await connection.set_autocommit(autocommit)
         deadline = monotonic() + longest
-        found = await look()
+        found = await look(self)
         if found or not longest:
             return found
-        async with await self._waiter(connection, queue) as waiter:
+        async with await self._waiter(AsyncWaiter, self._source, queue) as waiter:
             for pause in _waiting.pauses(waiter.longest):
-                found = await look()
+                found = await look(self)
                 left = deadline - monotonic()
                 if found or left <= 0:
                     break
@@ -355,46 +347,102 @@ class AsyncJobs:
         return found
 
     async def _due_in(self, queue: str) -> float:
-        due_in = await self._one(self._requests.due_in(queue))
+        due_in = await self._one(_calls.DUE_IN, queue)
         return inf if due_in is None else due_in
 
-    async def _waiter(self, connection: Connection, queue: str) -> _waiting.AsyncWaiter:
-        key, is_listening = None, False
+    async def _waiter(self, kind: type[W], connection: Connection, *queues: str) -> W:
+        keys: list[int] = []
+        is_listening = False
         if _waiting.can_listen(connection):
-            key, process, is_listening = await self._one(
-                self._requests.wait_state(queue)
-            )
-            if process != connection.info.backend_pid:
-                key = None
-        return _waiting.AsyncWaiter(
-            connection,
-            _waiting.Wake(self._schema, queue, key, unlisten=not is_listening),
-        )
+            for queue in queues:
+                state = await self._one(_calls.WAIT_STATE, queue)
+                key, process, is_listening = state
+                if key is None or process != connection.info.backend_pid:
+                    keys = []
+                    break
+                keys.append(key)
+        return kind(connection, self._schema, queues, keys, unlisten=not is_listening)
 
 
-def _cursor(
-    connection: Connection, row: AsyncRowFactory[Row]
-) -> psycopg.AsyncCursor[Row]:
-    # Not the connection's own cursor class: one that binds on the client knows no
-    # binary results, which is what frees times from the session's DateStyle.
-    cursor = psycopg.AsyncCursor(connection, row_factory=row)
-    _wire.register_adapters(cursor)
-    return cursor
+class AsyncWaiter(_waiting.Wake):
+    """Sleeps until a job is enqueued to a queue, or for a while.
+
+    With a key the connection is idle and in autocommit.
+    """
+
+    _connection: Connection
+
+    async def __aenter__(self) -> Self:
+        if self._is_waker:
+            try:
+                self._is_held = await self._ask(self._listen)
+            except BaseException:
+                self._is_held = True  # perhaps; unlocking too much does no harm
+                await self.__aexit__()
+                raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._is_waker and not self._connection.closed:
+            # Cancelled on its way, it would leave the lock or the channel behind.
+            await uncancelled(self._leave())
+
+    async def _leave(self) -> None:
+        words = self._unlock if self._is_held else self._end
+        try:
+            await self._ask(words)
+        except psycopg.errors.QueryCanceled:
+            await self._ask(words)  # somebody else uses the connection next
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when a job is enqueued, or after *seconds*."""
+        if not self._is_waker:
+            await sleep(seconds)
+            return
+        await self._hold()
+        await self._is_woken(seconds)
+
+    async def _hold(self) -> None:
+        if not self._is_held:
+            self._is_held = await self._ask(self._lock)
+
+    async def _is_woken(self, seconds: float) -> bool:
+        notifications = self._connection.notifies(timeout=seconds)
+        async with aclosing(notifications):
+            async for notification in notifications:
+                if (notification.channel, notification.payload) in self._told:
+                    return True
+        return False
+
+    async def _ask(self, statements: bytes) -> bool:
+        """Send statements without parameters together, and return the last value."""
+        if not statements:
+            return False
+        # Without a cursor it takes two thirds of the time.
+        async with self._connection.lock:
+            pgconn = self._connection.pgconn
+            pgconn.send_query(statements)
+            results = await self._connection.wait(generators.execute(pgconn))
+        return _waiting.is_true(results[-1])
 
 
 @asynccontextmanager
-async def _acting_as(connection: Connection, caller: str | None) -> AsyncIterator[None]:
-    """Put a role in force for one call, and the one before it back."""
-    if caller is None:
-        yield
-        return
-    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        # As in the client that blocks.
-        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
-        if is_idle and not connection.autocommit:
-            await cursor.execute("select")
-        async with connection.transaction():
-            before = await (await cursor.execute(ROLE, (caller,))).fetchone()
-            yield
-            if not (is_idle and connection.autocommit):
-                await cursor.execute(ROLE, before and before[:1])
+async def _in_turn(connection: Connection, caller: str) -> AsyncIterator[Connection]:
+    """Put a role in force for one call, and then the role before it.
+
+    If the call fails, so does its transaction, and the rollback puts the role back.
+    """
+    is_whole = connection.autocommit and (
+        connection.info.transaction_status is TransactionStatus.IDLE
+    )
+    transaction: AbstractAsyncContextManager[object] = nullcontext()
+    if is_whole:
+        transaction = connection.transaction()
+    async with transaction, psycopg.AsyncCursor(connection) as cursor:
+        await cursor.execute(_calls.ROLE, (caller,))
+        try:
+            yield connection
+        finally:
+            status = connection.info.transaction_status
+            if not is_whole and status is TransactionStatus.INTRANS:
+                await cursor.execute(_calls.ROLE_BEFORE)

@@ -1,75 +1,67 @@
-"""The client: one method per verb, one statement per method."""
+# Written by tools/async_to_sync.py from _async_client.py: change that one.
+# ruff: noqa: SIM117
+"""The client: one method for each verb, one statement for each method."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from math import inf
+from operator import methodcaller
 from threading import Lock
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg import generators
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 
-from lenso_jobs import _waiting, _wire
-from lenso_jobs._calls import ROLE
+from lenso_jobs import _calls, _given, _waiting
+from lenso_jobs import _models as m
 from lenso_jobs._home import Process
-from lenso_jobs._requests import Requests
-from lenso_jobs.errors import InvalidQueue, Translated
+from lenso_jobs._pipelined import pipelined
+from lenso_jobs.errors import Translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from datetime import datetime
+    from contextlib import AbstractContextManager
+    from datetime import datetime, timedelta
     from uuid import UUID
 
-    from psycopg.rows import BaseRowFactory
     from psycopg_pool import ConnectionPool
 
-    from lenso_jobs._models import (
-        CompletedItem,
-        EnqueuedItem,
-        EnqueuedJob,
-        ExplainedJob,
-        FailedItem,
-        FailedJob,
-        Failure,
-        InspectedAct,
-        InspectedAttempt,
-        InspectedFailure,
-        InspectedFinding,
-        InspectedJob,
-        InspectedQueue,
-        InspectedWorker,
-        Lease,
-        LeasedJob,
-        NewJob,
-        RenewedItem,
-    )
-    from lenso_jobs._requests import Request
+    from lenso_jobs._calls import Call
 
     Connection = psycopg.Connection[Any]
     Pool = ConnectionPool[Any]
 
 Row = TypeVar("Row")
 Found = TypeVar("Found")
+W = TypeVar("W", bound="Waiter")
+_NOTHING = nullcontext()
+# One for each connection on which a client acts as a caller.
+_ACTING: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
 
 
-class Jobs:
+class Jobs(_calls.Verbs):
     """The verbs of one Jobs Instance, on a connection or a pool of yours.
 
-    On a connection each call joins the transaction in progress, and nothing is ever
-    committed for you; on a pool each call is a transaction of its own. Threads share a
-    pool, not a connection: a transaction belongs to one of them. Calls raise the
-    exceptions of ``lenso_jobs.errors`` for what the Instance refuses, and psycopg's own
-    for everything else.
+    On a connection each call joins the transaction in progress, which you commit. A
+    call that fails aborts it: to go on after a refusal, use a savepoint. On a pool each
+    call is one transaction. Threads share a pool, not a connection: a
+    transaction belongs to one of them.
 
     Args:
-        connection_or_pool: A ``psycopg.Connection`` or ``psycopg_pool.ConnectionPool``.
+        connection_or_pool: A ``psycopg.Connection`` or a
+            ``psycopg_pool.ConnectionPool``. You close it; this client does not.
         schema: The schema of the Instance.
-        caller: The role to act as, by ``SET LOCAL ROLE`` around each call; the
-            connection's own role when left out. The connection's role must be a member
-            of it.
+        caller: The role to act as, by ``SET LOCAL ROLE`` around each call. The role of
+            the connection must be a member of it. None for the connection's own role.
+
+    Raises:
+        InvalidArgument: An argument is of another kind. The message says what to pass.
+        JobsError: By each call, if the Instance refuses it. Any other error is psycopg's.
+        RuntimeError: By each call in another process.
     """
 
     def __init__(
@@ -78,16 +70,18 @@ class Jobs:
         schema: str,
         caller: str | None = None,
     ) -> None:
+        _given.check(connection_or_pool, schema, caller, "Jobs")
         self._source = connection_or_pool
         self._schema = schema
-        self._requests = Requests(schema)
         self._caller = caller
+        self._joined: AbstractContextManager[Any] = nullcontext(connection_or_pool)
         self._home = Process()
-        # On a connection the cursors of calls for one job are kept: psycopg then keeps
-        # what it found out about a statement's types, a tenth of such a call.
-        self._kept: dict[bytes, psycopg.Cursor[Any]] = {}
-        self._kept_encoding = ""
+        self._is_opened_by_prepare = False
+        self._cursors = _calls.Cursors(psycopg.Cursor)
         self._kept_lock = Lock()
+        if caller is not None:
+            # Two clients with callers would put each other's roles in force.
+            self._acting_lock = _ACTING.setdefault(connection_or_pool, Lock())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} as {self._caller or 'the connected role'}>"
@@ -99,11 +93,10 @@ class Jobs:
         self.close()
 
     def close(self) -> None:
-        """Close the connection or pool this client stands on."""
-        if self._home.is_here():
+        if self._is_opened_by_prepare and self._home.is_here():
             self._source.close()
 
-    def enqueue(  # noqa: PLR0913 - the arguments are SQL's
+    def enqueue(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str,
         kind: str,
@@ -112,288 +105,128 @@ class Jobs:
         idempotency_key: str,
         available_at: datetime | None = None,
         max_attempts: int = 3,
-    ) -> EnqueuedJob:
-        """Make a job durable, and say whether this call created it.
-
-        Repeating the call with the same key and the same arguments answers with the
-        first job, so an answer that was lost is asked for again. On a connection the
-        job exists once you commit.
-
-        Args:
-            queue: A declared queue.
-            kind: 1 to 256 characters of ``A-Z a-z 0-9 . _ : / -``.
-            payload: A JSON object of at most 262,144 bytes as text.
-            idempotency_key: 1 to 256 characters, as *kind*; unique to the producer.
-            available_at: An aware time before which the job is not claimed; at once
-                when left out.
-            max_attempts: 1 to 100; a crash is an attempt.
-
-        Raises:
-            InvalidJob: An argument is out of bounds; nothing was written.
-            IdempotencyConflict: The key was used for another intent.
-            Unauthorized: The role is not a declared producer.
-        """
-        return self._one(
-            self._requests.enqueue(
-                queue, kind, payload, idempotency_key, available_at, max_attempts
-            )
-        )
+    ) -> m.EnqueuedJob:
+        rest = payload, idempotency_key, available_at, max_attempts
+        return self._one(_calls.ENQUEUE, queue, kind, *rest)
 
     def enqueue_many(
-        self, items: Iterable[NewJob | Mapping[str, Any]]
-    ) -> list[EnqueuedItem]:
-        """Make 1 to 1,000 jobs durable, and answer one item each in input order.
-
-        A bad item is answered ``invalid_job`` and spoils none of its neighbours; a key
-        used for another intent is answered ``conflict``. Mappings have the fields of
-        ``NewJob``.
-
-        Raises:
-            InvalidArgument: There are none, or more than 1,000.
-            Unauthorized: The role is not a declared producer.
-        """
-        return self._all(self._requests.enqueue_many(items))
+        self, jobs: Iterable[m.NewJob | Mapping[str, Any]]
+    ) -> list[m.EnqueuedItem]:
+        return self._all(_calls.ENQUEUE_MANY, jobs)
 
     def claim(
         self, queue: str, limit: int = 1, *, wait: float = 0.0
-    ) -> list[LeasedJob]:
-        """Lease up to *limit* (1 to 1,000) due jobs; an empty list means none is due.
-
-        Commit before working on them: until then no other session can see that they
-        are taken, and the leases are already running.
-
-        Args:
-            queue: A declared queue.
-            limit: 1 to 1,000.
-            wait: For how many seconds to go on looking while none is due, as ``wait``
-                does; 0 or more.
-
-        Raises:
-            InvalidQueue: The queue is not declared.
-            InvalidArgument: *limit* or *wait* is out of range.
-            Unauthorized: The role is not a declared worker.
-        """
-        request = self._requests.claim(queue, limit)
-        longest = _waiting.seconds(wait, "wait")
-        ask = self._few if limit == 1 else self._all
-        if not longest:
-            return ask(request)
-        if not isinstance(self._source, psycopg.Connection):
-            with self._alone(self._source) as jobs:
-                return jobs.claim(queue, limit, wait=longest)
-        return self._until(self._source, queue, longest, lambda: ask(request))
+    ) -> list[m.LeasedJob]:
+        # By name: a client may find its connection anew at each call.
+        claim: Any = methodcaller("_ask", _calls.CLAIM, (queue, limit), keep=limit == 1)
+        if longest := _waiting.seconds(wait, "wait"):
+            leases: list[m.LeasedJob] = self._until(queue, longest, claim)
+        else:
+            leases = claim(self)
+        return leases
 
     def wait(self, queue: str, timeout: float) -> bool:
-        """Wait until a job of a queue is due; False if none was for *timeout* seconds.
+        def is_due(jobs: Jobs) -> bool:
+            return jobs._due_in(queue) <= 0
 
-        On a pool the wait has a connection to itself. It listens for what enqueue and
-        redrive notify, looks again after 20, 50, 100 ms and so on, at least every 10
-        seconds, and when the next job falls due. It only looks, at least once a second,
-        where it cannot listen: within a transaction or a pipeline, on a connection
-        without autocommit, behind a transaction pooler, and where the document says
-        ``notify: false``. A connection is taken while it waits: other threads' calls on
-        it wait too, and notifications on other channels reach only its handlers.
+        return self._until(queue, _waiting.seconds(timeout, "timeout"), is_due)
 
-        Args:
-            queue: A declared queue.
-            timeout: Seconds, 0 or more.
+    def renew(self, lease: m.Lease) -> datetime:
+        return self._one(_calls.RENEW, *_calls.lease_of(lease))
 
-        Raises:
-            InvalidQueue: The queue is not declared.
-            InvalidArgument: *timeout* is out of range.
-        """
-        longest = _waiting.seconds(timeout, "timeout")
-        _wire.text(queue, InvalidQueue, "queue")
-        if not isinstance(self._source, psycopg.Connection):
-            with self._alone(self._source) as jobs:
-                return jobs.wait(queue, longest)
-        return self._until(
-            self._source, queue, longest, lambda: self._due_in(queue) <= 0
-        )
+    def renew_many(self, leases: Iterable[m.Lease]) -> list[m.RenewedItem]:
+        return self._all(_calls.RENEW_MANY, leases)
 
-    def renew(self, lease: Lease) -> datetime:
-        """Extend a lease by the Instance's lease length from now; answers its new end.
+    def complete(self, lease: m.Lease) -> bool:
+        return self._one(_calls.COMPLETE, *_calls.lease_of(lease))
 
-        Raises:
-            InvalidLease: It has expired, was superseded or has ended: stop working.
-        """
-        return self._one(self._requests.renew(lease))
+    def complete_many(self, leases: Iterable[m.Lease]) -> list[m.CompletedItem]:
+        return self._all(_calls.COMPLETE_MANY, leases)
 
-    def renew_many(self, leases: Iterable[Lease]) -> list[RenewedItem]:
-        """Extend 1 to 1,000 leases at once, and answer one item each in input order.
-
-        Raises:
-            InvalidArgument: There are none, or more than 1,000.
-        """
-        return self._all(self._requests.renew_many(leases))
-
-    def complete(self, lease: Lease) -> bool:
-        """End the job as succeeded; True, also when repeated under the same lease.
-
-        On a connection this joins your transaction: commit it together with what the
-        job wrote to the same database, and both happened or neither.
-
-        Raises:
-            InvalidLease: It has expired or was superseded: discard the result.
-        """
-        return self._one(self._requests.complete(lease))
-
-    def complete_many(self, leases: Iterable[Lease]) -> list[CompletedItem]:
-        """End 1 to 1,000 jobs as succeeded, and answer one item each in input order.
-
-        Raises:
-            InvalidArgument: There are none, or more than 1,000.
-        """
-        return self._all(self._requests.complete_many(leases))
-
-    def fail(self, lease: Lease, code: str, *, retryable: bool) -> FailedJob:
-        """Record a failed attempt; answers when the next is due, or that none is left.
-
-        Args:
-            lease: The lease of the attempt.
-            code: 1 to 128 characters of ``A-Z a-z 0-9 . _ : / -``, stable and without
-                secrets: observers read it.
-            retryable: Whether another attempt may help.
-
-        Raises:
-            InvalidFailure: *code* or *retryable* is malformed.
-            InvalidLease: It has expired or was superseded; nothing was recorded.
-        """
-        return self._one(self._requests.fail(lease, code, retryable))
+    def fail(
+        self,
+        lease: m.Lease,
+        failure_code: str,
+        *,
+        retryable: bool,
+        retry_after: float | timedelta | None = None,
+    ) -> m.FailedJob:
+        key = _calls.lease_of(lease)
+        return self._one(_calls.FAIL, *key, failure_code, retryable, retry_after)
 
     def fail_many(
-        self, failures: Iterable[Failure | tuple[Lease, str, bool]]
-    ) -> list[FailedItem]:
-        """Record 1 to 1,000 failed attempts, and answer one item each in input order.
+        self, failures: Iterable[m.Failure | m.PlainFailure]
+    ) -> list[m.FailedItem]:
+        return self._all(_calls.FAIL_MANY, failures)
 
-        Raises:
-            InvalidArgument: There are none, or more than 1,000.
-        """
-        return self._all(self._requests.fail_many(failures))
+    def release(self, lease: m.Lease, *, delay: float | timedelta = 0) -> m.FailedJob:
+        return self._one(_calls.RELEASE, *_calls.lease_of(lease), delay)
 
-    def inspect(self, job_id: UUID | str) -> InspectedJob:
-        """Read the durable evidence of one job; changes nothing.
+    def release_many(
+        self, leases: Iterable[m.Lease], *, delay: float | timedelta = 0
+    ) -> list[m.FailedItem]:
+        return self._all(_calls.RELEASE_MANY, leases, delay)
 
-        Raises:
-            JobNotFound: No such job; it may have been purged.
-        """
-        return self._one(self._requests.inspect(job_id))
+    def inspect(self, job_id: UUID | str) -> m.InspectedJob:
+        return self._one(_calls.INSPECT, job_id)
 
-    def inspect_attempts(self, job_id: UUID | str) -> list[InspectedAttempt]:
-        """Read the history of one job: its attempts in order, a running one last.
+    def inspect_key(
+        self, idempotency_key: str, producer: str | None = None
+    ) -> m.InspectedJob:
+        return self._one(_calls.INSPECT_KEY, idempotency_key, producer)
 
-        An observer's and an operator's, as all that follow up to ``explain_job``.
+    def inspect_jobs(
+        self,
+        queue: str,
+        status: m.Status,
+        *,
+        kind: str | None = None,
+        limit: int = 100,
+        before: UUID | str | None = None,
+    ) -> m.JobPage:
+        rest = kind, limit, before
+        return m.JobPage(self._all(_calls.INSPECT_JOBS, queue, status, *rest), limit)
 
-        Raises:
-            JobNotFound: No such job; it may have been purged.
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._all(self._requests.inspect_attempts(job_id))
+    def inspect_attempts(self, job_id: UUID | str) -> list[m.InspectedAttempt]:
+        return self._all(_calls.INSPECT_ATTEMPTS, job_id)
 
-    def inspect_queues(self) -> list[InspectedQueue]:
-        """Count the live jobs of each queue by state, and how the last ones ended.
+    def inspect_queues(self) -> list[m.InspectedQueue]:
+        return self._all(_calls.INSPECT_QUEUES)
 
-        Each declared queue is there, and each that still has live jobs. It reads the live
-        jobs, at most 64 MB of them, so ask every few seconds and not in a loop.
+    def inspect_workers(self) -> list[m.InspectedWorker]:
+        return self._all(_calls.INSPECT_WORKERS)
 
-        Raises:
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._all(self._requests.inspect_queues())
-
-    def inspect_workers(self) -> list[InspectedWorker]:
-        """Count the leases and the sessions of each worker; reads as ``inspect_queues``.
-
-        Each declared worker is there, and each that still holds leases.
-
-        Raises:
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._all(self._requests.inspect_workers())
-
-    def inspect_failures(
+    def inspect_failures(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str | None = None,
         *,
         since: datetime | None = None,
         limit: int = 100,
         failure_code: str | None = None,
-        before: InspectedFailure | datetime | None = None,
-    ) -> list[InspectedFailure]:
-        """List the jobs that have failed and were not redriven, newest first.
-
-        Args:
-            queue: A declared queue; all when left out.
-            since: An aware time before which no job failed that is listed.
-            limit: 1 to 10,000.
-            failure_code: The last failure code; any when left out.
-            before: The last row of the page before, for the next page; or an aware time
-                before which they failed.
-
-        Raises:
-            InvalidQueue: The queue is not declared.
-            InvalidFailure: *failure_code* is malformed.
-            InvalidArgument: *limit* is out of range, or a time is naive.
-            Unauthorized: The role is neither an observer nor an operator.
-        """
+        before: m.InspectedFailure | datetime | None = None,
+        kind: str | None = None,
+    ) -> list[m.InspectedFailure]:
+        # A row stands for two columns.
+        last = getattr(before, "ended_at", before), getattr(before, "job_id", None)
         return self._all(
-            self._requests.inspect_failures(queue, since, limit, failure_code, before)
+            _calls.INSPECT_FAILURES, queue, since, limit, failure_code, *last, kind
         )
 
     def inspect_acts(
-        self, limit: int = 100, before: InspectedAct | None = None
-    ) -> list[InspectedAct]:
-        """Read the audit: what operators did, newest first.
+        self, limit: int = 100, before: m.InspectedAct | None = None
+    ) -> list[m.InspectedAct]:
+        return self._all(_calls.INSPECT_ACTS, limit, before)
 
-        Args:
-            limit: 1 to 10,000.
-            before: The last row of the page before, for the next page.
+    def inspect_health(self) -> list[m.InspectedFinding]:
+        return self._all(_calls.INSPECT_HEALTH)
 
-        Raises:
-            InvalidArgument: *limit* is out of range, or *before* no such row.
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._all(self._requests.inspect_acts(limit, before))
+    def explain_job(self, job_id: UUID | str) -> m.ExplainedJob:
+        return self._one(_calls.EXPLAIN_JOB, job_id)
 
-    def inspect_health(self) -> list[InspectedFinding]:
-        """List what is wrong with the Instance, worst first; nothing while all is well.
+    def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> m.FailedJob:
+        return self._one(_calls.REDRIVE, job_id, extra_attempts)
 
-        Where another session has locked a table it says that much, instead of waiting.
-
-        Raises:
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._all(self._requests.inspect_health())
-
-    def explain_job(self, job_id: UUID | str) -> ExplainedJob:
-        """Tell why a job is not being claimed, with what to do; changes and locks nothing.
-
-        A job that is not there is explained, too.
-
-        Raises:
-            JobNotFound: *job_id* is no UUID.
-            Unauthorized: The role is neither an observer nor an operator.
-        """
-        return self._one(self._requests.explain_job(job_id))
-
-    def redrive(self, job_id: UUID | str, extra_attempts: int = 1) -> FailedJob:
-        """Queue a failed job again, with that many more attempts; it is due at once.
-
-        An operator's, as the next four, and audited. The history stays, and the fencing
-        token goes on growing.
-
-        Args:
-            job_id: The job.
-            extra_attempts: 1 to 100.
-
-        Raises:
-            JobNotFound: No such job.
-            InvalidArgument: It has not failed, or *extra_attempts* is out of range.
-            Unauthorized: The role is no operator.
-        """
-        return self._one(self._requests.redrive(job_id, extra_attempts))
-
-    def redrive_failed(  # noqa: PLR0913 - the arguments are SQL's
+    def redrive_failed(  # noqa: PLR0913 - the arguments of SQL
         self,
         queue: str,
         *,
@@ -402,171 +235,108 @@ class Jobs:
         failure_code: str | None = None,
         limit: int = 100,
         extra_attempts: int = 1,
+        over_seconds: int = 0,
+        kind: str | None = None,
     ) -> int:
-        """Queue failed jobs of a queue again, those first that failed first; answers how many.
-
-        Called until it answers 0, it needs a *before* that stays the same: a job that
-        fails once more meanwhile would else be taken again.
-
-        Args:
-            queue: A declared queue.
-            since: An aware time; jobs that failed before it are left alone.
-            before: An aware time; jobs that failed then or later are left alone.
-            failure_code: The last failure code; any when left out.
-            limit: 1 to 10,000.
-            extra_attempts: 1 to 100, for each.
-
-        Raises:
-            InvalidQueue: The queue is not declared.
-            InvalidFailure: *failure_code* is malformed.
-            InvalidArgument: A number is out of range, or a time is naive.
-            Unauthorized: The role is no operator.
-        """
-        return self._one(
-            self._requests.redrive_failed(
-                queue, since, before, failure_code, limit, extra_attempts
-            )
-        )
+        rest = before, failure_code, limit, extra_attempts, over_seconds, kind
+        return self._one(_calls.REDRIVE_FAILED, queue, since, *rest)
 
     def purge(self, before: datetime, limit: int = 1000) -> int:
-        """Delete jobs that ended before a time, oldest first; answers how many.
-
-        Their evidence and keys go with them. Call it until it answers 0.
-
-        Args:
-            before: An aware time that has passed.
-            limit: 1 to 10,000.
-
-        Raises:
-            InvalidArgument: *before* is naive or yet to come, or *limit* out of range.
-            Unauthorized: The role is no operator.
-        """
-        return self._one(self._requests.purge(before, limit))
+        return self._one(_calls.PURGE, before, limit)
 
     def enforce_retention(self, limit: int = 1000) -> int:
-        """Delete jobs that ended longer than ``retention_seconds`` ago; answers how many.
-
-        None where the document sets no ``retention_seconds``.
-
-        Args:
-            limit: 1 to 10,000.
-
-        Raises:
-            InvalidArgument: *limit* is out of range.
-            Unauthorized: The role is no operator.
-        """
-        return self._one(self._requests.enforce_retention(limit))
+        return self._one(_calls.ENFORCE_RETENTION, limit)
 
     def retire_expired(self, limit: int = 1000) -> int:
-        """End jobs whose last attempt's lease ran out, as claims do; answers how many.
+        return self._one(_calls.RETIRE_EXPIRED, limit)
 
-        It walks over the live jobs: for an operator's hand and not for a loop.
+    def pause(self, queue: str) -> bool:
+        return self._one(_calls.PAUSE, queue)
 
-        Args:
-            limit: 1 to 10,000.
+    def resume(self, queue: str) -> bool:
+        return self._one(_calls.RESUME, queue)
 
-        Raises:
-            InvalidArgument: *limit* is out of range.
-            Unauthorized: The role is no operator.
-        """
-        return self._one(self._requests.retire_expired(limit))
+    def erase(self, job_id: UUID | str) -> bool:
+        return self._one(_calls.ERASE, job_id)
 
     def next_available_at(self, queue: str) -> datetime | None:
-        """Tell when the next job of a queue falls due, lapsing leases included.
+        return self._one(_calls.NEXT_AVAILABLE_AT, queue)
 
-        None while the queue is empty. Meant for an idle worker's sleep: with thousands
-        of jobs running it costs milliseconds.
+    def _one(self, call: Call[Row], *values: object) -> Row:
+        (row,) = self._ask(call, values, keep=True)
+        return row
 
-        Raises:
-            InvalidQueue: The queue is not declared.
-        """
-        return self._one(self._requests.next_available_at(queue))
+    def _all(self, call: Call[Row], *values: object) -> list[Row]:
+        return self._ask(call, values)
 
-    def _one(self, request: Request[Row]) -> Row:
-        (answer,) = self._few(request)
-        return answer
-
-    def _few(self, request: Request[Row]) -> list[Row]:
-        """Call with a kept cursor, which holds the answer until the next call."""
-        source = self._source
-        if not isinstance(source, psycopg.Connection):
-            return self._all(request)
-        row, statement, arguments = request
+    def _ask(
+        self, call: Call[Row], values: tuple[object, ...], *, keep: bool = False
+    ) -> list[Row]:
+        """Call. A kept cursor is quicker, and holds the rows until its next call."""
+        statement, arguments = call.request(self._schema, values)
         self._home.enter()
-        with self._kept_lock, Translated():
-            cursor = self._kept_cursor(source, row, statement)
-            if self._caller is None:
-                return cursor.execute(statement, arguments, binary=True).fetchall()
-            with _acting_as(source, self._caller):
-                return cursor.execute(statement, arguments, binary=True).fetchall()
+        keep = keep and isinstance(self._source, psycopg.Connection)
+        with Translated():
+            with self._kept_lock if keep else _NOTHING:
+                with self._transaction() as connection:
+                    cursor = self._cursors.of(connection, call, keep=keep)
+                    cursor.execute(statement, arguments, binary=True)
+                rows: list[Row] = cursor.fetchall()
+                return rows
 
-    def _kept_cursor(
-        self, connection: Connection, row: BaseRowFactory[Row], statement: bytes
-    ) -> psycopg.Cursor[Row]:
-        # A cursor goes on with the encoding it first met.
-        encoding = connection.info.encoding
-        if encoding != self._kept_encoding:
-            self._kept.clear()
-            self._kept_encoding = encoding
-        cursor = self._kept.get(statement)
-        if cursor is None:
-            cursor = self._kept[statement] = _cursor(connection, row)
-        return cursor
-
-    def _all(self, request: Request[Row]) -> list[Row]:
-        row, statement, arguments = request
-        self._home.enter()
-        with (
-            Translated(),
-            self._transaction() as connection,
-            _cursor(connection, row) as cursor,
-        ):
-            return cursor.execute(statement, arguments, binary=True).fetchall()
+    def _transaction(self) -> AbstractContextManager[Connection]:
+        if not isinstance(self._source, psycopg.Connection):
+            return self._pooled(self._source)
+        if self._caller is None:
+            return self._joined
+        return self._alone(self._source, self._caller)
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        if isinstance(self._source, psycopg.Connection):
-            with _acting_as(self._source, self._caller):
-                yield self._source
-        else:
-            with self._source.connection() as connection:
-                if self._caller is None and connection.autocommit:
-                    yield connection  # one statement is a transaction already
-                    return
-                with connection.transaction():
-                    if self._caller is not None:
-                        with psycopg.Cursor(connection) as cursor:
-                            cursor.execute(ROLE, (self._caller,))
-                    yield connection
+    def _alone(self, connection: Connection, caller: str) -> Iterator[Connection]:
+        with self._acting_lock, self._acting(connection, caller):
+            yield connection
+
+    def _acting(
+        self, connection: Connection, caller: str
+    ) -> AbstractContextManager[Connection]:
+        return (pipelined if psycopg.Pipeline.is_supported() else _in_turn)(
+            connection, caller
+        )
 
     @contextmanager
-    def _alone(self, pool: Pool) -> Iterator[Jobs]:
-        """Lend a client on one connection of the pool, which commits by itself."""
-        self._home.enter()
+    def _pooled(self, pool: Pool) -> Iterator[Connection]:
         with pool.connection() as connection:
-            autocommit = connection.autocommit
-            connection.autocommit = True
-            try:
-                yield Jobs(connection, self._schema, self._caller)
-            finally:
-                if not connection.closed:
-                    connection.autocommit = autocommit
+            if self._caller is None:
+                yield connection  # the pool commits
+                return
+            with self._acting(connection, self._caller):
+                yield connection
 
     def _until(
         self,
-        connection: Connection,
         queue: str,
         longest: float,
-        look: Callable[[], Found],
+        look: Callable[[Jobs], Found],
     ) -> Found:
         """Look for something until it is there, or for so many seconds."""
+        self._home.enter()
+        if not isinstance(self._source, psycopg.Connection):
+            with self._source.connection() as connection:
+                autocommit = connection.autocommit
+                connection.set_autocommit(True)
+                try:
+                    jobs = Jobs(connection, self._schema, self._caller)
+                    return jobs._until(queue, longest, look)
+                finally:
+                    if not connection.closed:
+                        connection.set_autocommit(autocommit)
         deadline = monotonic() + longest
-        found = look()
+        found = look(self)
         if found or not longest:
             return found
-        with self._waiter(connection, queue) as waiter:
+        with self._waiter(Waiter, self._source, queue) as waiter:
             for pause in _waiting.pauses(waiter.longest):
-                found = look()
+                found = look(self)
                 left = deadline - monotonic()
                 if found or left <= 0:
                     break
@@ -575,45 +345,102 @@ class Jobs:
         return found
 
     def _due_in(self, queue: str) -> float:
-        due_in = self._one(self._requests.due_in(queue))
+        due_in = self._one(_calls.DUE_IN, queue)
         return inf if due_in is None else due_in
 
-    def _waiter(self, connection: Connection, queue: str) -> _waiting.Waiter:
-        key, is_listening = None, False
+    def _waiter(self, kind: type[W], connection: Connection, *queues: str) -> W:
+        keys: list[int] = []
+        is_listening = False
         if _waiting.can_listen(connection):
-            key, process, is_listening = self._one(self._requests.wait_state(queue))
-            if process != connection.info.backend_pid:
-                key = None
-        return _waiting.Waiter(
-            connection,
-            _waiting.Wake(self._schema, queue, key, unlisten=not is_listening),
-        )
+            for queue in queues:
+                state = self._one(_calls.WAIT_STATE, queue)
+                key, process, is_listening = state
+                if key is None or process != connection.info.backend_pid:
+                    keys = []
+                    break
+                keys.append(key)
+        return kind(connection, self._schema, queues, keys, unlisten=not is_listening)
 
 
-def _cursor(connection: Connection, row: BaseRowFactory[Row]) -> psycopg.Cursor[Row]:
-    # Not the connection's own cursor class: one that binds on the client knows no
-    # binary results, which is what frees times from the session's DateStyle.
-    cursor = psycopg.Cursor(connection, row_factory=row)
-    _wire.register_adapters(cursor)
-    return cursor
+class Waiter(_waiting.Wake):
+    """Sleeps until a job is enqueued to a queue, or for a while.
+
+    With a key the connection is idle and in autocommit.
+    """
+
+    _connection: Connection
+
+    def __enter__(self) -> Self:
+        if self._is_waker:
+            try:
+                self._is_held = self._ask(self._listen)
+            except BaseException:
+                self._is_held = True  # perhaps; unlocking too much does no harm
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_waker and not self._connection.closed:
+            # Cancelled on its way, it would leave the lock or the channel behind.
+            self._leave()
+
+    def _leave(self) -> None:
+        words = self._unlock if self._is_held else self._end
+        try:
+            self._ask(words)
+        except psycopg.errors.QueryCanceled:
+            self._ask(words)  # somebody else uses the connection next
+
+    def sleep(self, seconds: float) -> None:
+        """Return when a job is enqueued, or after *seconds*."""
+        if not self._is_waker:
+            sleep(seconds)
+            return
+        self._hold()
+        self._is_woken(seconds)
+
+    def _hold(self) -> None:
+        if not self._is_held:
+            self._is_held = self._ask(self._lock)
+
+    def _is_woken(self, seconds: float) -> bool:
+        notifications = self._connection.notifies(timeout=seconds)
+        with closing(notifications):
+            for notification in notifications:
+                if (notification.channel, notification.payload) in self._told:
+                    return True
+        return False
+
+    def _ask(self, statements: bytes) -> bool:
+        """Send statements without parameters together, and return the last value."""
+        if not statements:
+            return False
+        # Without a cursor it takes two thirds of the time.
+        with self._connection.lock:
+            pgconn = self._connection.pgconn
+            pgconn.send_query(statements)
+            results = self._connection.wait(generators.execute(pgconn))
+        return _waiting.is_true(results[-1])
 
 
 @contextmanager
-def _acting_as(connection: Connection, caller: str | None) -> Iterator[None]:
-    """Put a role in force for one call, and the one before it back."""
-    if caller is None:
-        yield
-        return
-    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        # Where nothing is in progress the block would commit what it began; so the
-        # connection begins by itself, unless it commits by itself too.
-        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
-        if is_idle and not connection.autocommit:
-            cursor.execute("select")
-        # Where the call fails, the savepoint's rollback puts the role back; where the
-        # block is a transaction of its own, its end does.
-        with connection.transaction():
-            before = cursor.execute(ROLE, (caller,)).fetchone()
-            yield
-            if not (is_idle and connection.autocommit):
-                cursor.execute(ROLE, before and before[:1])
+def _in_turn(connection: Connection, caller: str) -> Iterator[Connection]:
+    """Put a role in force for one call, and then the role before it.
+
+    If the call fails, so does its transaction, and the rollback puts the role back.
+    """
+    is_whole = connection.autocommit and (
+        connection.info.transaction_status is TransactionStatus.IDLE
+    )
+    transaction: AbstractContextManager[object] = nullcontext()
+    if is_whole:
+        transaction = connection.transaction()
+    with transaction, psycopg.Cursor(connection) as cursor:
+        cursor.execute(_calls.ROLE, (caller,))
+        try:
+            yield connection
+        finally:
+            status = connection.info.transaction_status
+            if not is_whole and status is TransactionStatus.INTRANS:
+                cursor.execute(_calls.ROLE_BEFORE)

@@ -1,18 +1,24 @@
-"""Where a client was made, which is the only place it can be used in."""
+"""The process and the event loop that a client belongs to."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 _FORKED = (
     "this client was made in another process: make one after the fork, on connections "
-    "of its own (two processes on one connection read each other's answers)"
+    "of its own (two processes on one connection read each other's results)"
 )
 _ELSEWHERE = (
     "this client belongs to another event loop: make one, and its connection or pool, "
     "in the loop that uses it"
 )
+_ENDING_SECONDS = 5.0
+"""How long a cancelled call may still take: as long as psycopg lets a cancel."""
 
 
 class Process:
@@ -61,3 +67,13 @@ class Loop(Process):
             self._loop = loop
         elif self._loop is not loop:
             raise RuntimeError(_ELSEWHERE)
+
+
+async def uncancelled(call: Coroutine[Any, Any, None]) -> None:
+    """Let a call end although its task is cancelled, within 5 seconds."""
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=_ENDING_SECONDS)
+        raise

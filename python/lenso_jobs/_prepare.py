@@ -6,16 +6,18 @@ import asyncio
 import hashlib
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from lenso_jobs._assets import sql_files
+from lenso_jobs import _given
+from lenso_jobs._assets import asset_dir, sql_files
 from lenso_jobs._async_client import AsyncJobs
 from lenso_jobs._client import Jobs
-from lenso_jobs.errors import SchemaNotReady
+from lenso_jobs._conninfo import checked
+from lenso_jobs.errors import InvalidArgument, SchemaNotReady
 from lenso_jobs.secrets import SecretNotFound
 
 if TYPE_CHECKING:
@@ -23,58 +25,32 @@ if TYPE_CHECKING:
 
     from lenso_jobs.config import Configuration
 
-SCHEMA_VERSION = 3
+    Connection = psycopg.Connection[Any]
+
+SCHEMA_VERSION = 1
 """The version of the schema that this release is made for."""
 
-_SETUP = (
-    "Run lenso-jobs setup with the document of {}; if that was done, lenso-jobs check "
-    "says what is missing."
-)
-_UPGRADE = "Run lenso-jobs upgrade with the document of {}."
-_URL = re.compile(r"postgres(ql)?://")
+
+class Installed(NamedTuple):
+    """The version that a schema is at, and the oldest client that it serves."""
+
+    version: int
+    oldest_client: int
+
+
 _FUNCTION = re.compile(
-    r"^create or replace function (\w+)\(.*?^as \$\$(.*?)^\$\$;",
+    r"^create or replace function (\w+)\(.*?\bas \$\$(\n.*?)^\$\$;",
     re.DOTALL | re.MULTILINE,
 )
-_NEEDED = {
-    "producer": ("enqueue", "enqueue_many", "inspect"),
-    "worker": (
-        *("claim", "renew", "renew_many", "complete", "complete_many"),
-        *("fail", "fail_many", "inspect", "next_available_at", "wait_key"),
-    ),
-    "observer": (
-        *("inspect", "inspect_attempts", "inspect_queues", "inspect_workers"),
-        *("inspect_failures", "inspect_acts", "inspect_health", "explain_job"),
-    ),
-}
+_GRANT = re.compile(r"\(\s*'([a-z ]+)',\s*'function (?:'\s*')?(\w+)\(")
 
 
 def connection_string(
-    configuration: Configuration, secrets: Callable[[str], str], **overrides: str
+    configuration: Configuration, secrets: Callable[[str], str]
 ) -> str:
-    """Resolve the database URL, with nothing of it in what may go wrong.
-
-    Raises:
-        SecretNotFound: The resolver does not know the reference, or what it answers is
-            no connection string.
-    """
+    """Resolve the database URL. No error message shows any part of it."""
     reference = configuration.database_url_secret
-    url = secrets(reference)
-    # A password with a bare @ or / in it would be taken for part of the host, and every
-    # message about that host would show it.
-    authority, _, path = _URL.sub("", url).partition("/")
-    if _URL.match(url) and (authority.count("@") > 1 or "@" in path.partition("?")[0]):
-        raise SecretNotFound(
-            f"the secret {reference} is a URL with a stray @ or /: "
-            "percent-encode what is in its user name and password"
-        )
-    try:
-        parameters: dict[str, Any] = {**conninfo_to_dict(url), **overrides}
-        return make_conninfo(**parameters)
-    except (psycopg.Error, ValueError):
-        raise SecretNotFound(
-            f"the secret {reference} is not a PostgreSQL URL or connection string"
-        ) from None
+    return checked(secrets(reference), f"the secret {reference}", SecretNotFound)
 
 
 def prepare(
@@ -85,37 +61,40 @@ def prepare(
     max_size: int = 4,
     prepare_threshold: int | None = 5,
 ) -> Jobs:
-    """Open a pool on the Instance, verify it, and answer a client on that pool.
+    """Open a pool on the Instance and verify the Instance.
 
-    Close the client when done, or use it as a context manager.
+    Close the client when done, or use it as a context manager: that closes the pool.
 
     Args:
         configuration: The Instance's document.
         secrets: Turns ``database_url_secret`` into the database URL.
-        caller: The caller Instance to act as, by ``SET LOCAL ROLE``; the role that the
-            URL logs in as when left out.
+        caller: The caller Instance to act as, by ``SET LOCAL ROLE``. None for the role
+            that the URL logs in as.
         max_size: The most connections the pool opens.
-        prepare_threshold: After how many uses psycopg prepares a statement; None never,
-            which PgBouncer before 1.21 needs in transaction mode.
+        prepare_threshold: After how many uses psycopg prepares a statement. None for
+            never, which PgBouncer before 1.21 needs in transaction mode.
+
+    Returns:
+        A client on the pool.
 
     Raises:
-        SecretNotFound: The resolver does not know the reference, or what it answers is
-            no connection string.
+        InvalidArgument: An argument is of another kind.
+        SecretNotFound: The resolver does not know the reference, or returns no
+            connection string.
         SchemaNotReady: The schema is missing, older, newer or changed, or the role has
-            no rights in it; the hint says what to run.
+            no rights in it. The hint says what to run.
         psycopg.OperationalError: The server cannot be reached.
     """
     from psycopg_pool import ConnectionPool  # noqa: PLC0415 - only here is one opened
 
     conninfo = verified(configuration, secrets, caller)
+    kwargs = {"autocommit": True, "prepare_threshold": prepare_threshold}
     pool = ConnectionPool[Any](
-        conninfo,
-        min_size=1,
-        max_size=max_size,
-        open=True,
-        kwargs={"autocommit": True, "prepare_threshold": prepare_threshold},
+        conninfo, min_size=1, max_size=max_size, open=True, kwargs=kwargs
     )
-    return Jobs(pool, schema=configuration.schema_, caller=caller)
+    jobs = Jobs(pool, configuration.schema_, caller)
+    jobs._is_opened_by_prepare = True  # noqa: SLF001 - so that it closes the pool
+    return jobs
 
 
 async def prepare_async(
@@ -126,66 +105,80 @@ async def prepare_async(
     max_size: int = 4,
     prepare_threshold: int | None = 5,
 ) -> AsyncJobs:
-    """Do as ``prepare``, for the event loop in use.
+    """Do as ``prepare`` for the running event loop. The resolver runs in a thread.
 
-    The verification, and the resolver with it, runs in a thread.
+    Returns:
+        A client on an open pool.
+
+    Raises:
+        InvalidArgument: As ``prepare``, and so the others.
+        SecretNotFound: The database URL is not to be had.
+        SchemaNotReady: The Instance cannot be used.
+        psycopg.OperationalError: The server cannot be reached.
     """
     from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - as above
 
     conninfo = await asyncio.to_thread(verified, configuration, secrets, caller)
+    kwargs = {"autocommit": True, "prepare_threshold": prepare_threshold}
     pool = AsyncConnectionPool[Any](
-        conninfo,
-        min_size=1,
-        max_size=max_size,
-        open=False,
-        kwargs={"autocommit": True, "prepare_threshold": prepare_threshold},
+        conninfo, min_size=1, max_size=max_size, open=False, kwargs=kwargs
     )
     await pool.open()
-    return AsyncJobs(pool, schema=configuration.schema_, caller=caller)
+    jobs = AsyncJobs(pool, configuration.schema_, caller)
+    jobs._is_opened_by_prepare = True  # noqa: SLF001 - as above
+    return jobs
 
 
 def verified(
     configuration: Configuration, secrets: Callable[[str], str], caller: str | None
 ) -> str:
-    """Answer the connection string of an Instance that is as it should be.
-
-    Raises:
-        SecretNotFound: As ``prepare``.
-        SchemaNotReady: As ``prepare``.
-    """
+    """Return the connection string of an Instance that this release can use."""
+    _require_arguments(configuration, secrets, caller)
     conninfo = connection_string(configuration, secrets)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         verify(connection, configuration, caller)
     return conninfo
 
 
-def verify(
-    connection: psycopg.Connection[Any],
-    configuration: Configuration,
-    caller: str | None = None,
-) -> None:
-    """Refuse an Instance that is not what this release was made for.
+def _require_arguments(configuration: object, secrets: object, caller: object) -> None:
+    if not hasattr(configuration, "database_url_secret"):
+        raise InvalidArgument(
+            f"configuration must be a Configuration, not {_given.kind(configuration)}: "
+            "pass Configuration.from_file(path)"
+        )
+    if isinstance(secrets, type):
+        raise InvalidArgument(f"secrets must be a resolver: pass {secrets.__name__}()")
+    if not callable(secrets) or iscoroutinefunction(secrets):
+        raise InvalidArgument(
+            "secrets must be a function that returns the database URL, not "
+            f"{'a coroutine function' if callable(secrets) else _given.kind(secrets)}"
+        )
+    if caller is not None:
+        _given.refuse(_given.role_fault(caller), "caller")
 
-    Raises:
-        SchemaNotReady: The hint says what to run.
-    """
-    schema = configuration.schema_
-    # In one transaction: behind a pooler the session is another's after it.
+
+def verify(
+    connection: Connection, configuration: Configuration, caller: str | None = None
+) -> None:
+    """Refuse an Instance that does not serve this release, and say what to run."""
+    # In one transaction: behind a pooler the next may have another session.
     with connection.transaction():
         if caller is not None:
             become(connection, caller)
         _verify_owner(connection, configuration)
-        _verify_version(connection, schema)
-        _verify_functions(connection, schema)
+        schema = configuration.schema_
+        installed = installed_version(connection, schema)
+        fault = version_fault(schema, installed)
+        if fault is not None:
+            raise SchemaNotReady(f"schema {schema} {fault[0]}", hint=fault[1])
+        if installed.version == SCHEMA_VERSION:
+            # A newer one has other functions, and says that they serve.
+            _verify_functions(connection, configuration.schema_)
         _verify_grants(connection, configuration)
 
 
-def become(connection: psycopg.Connection[Any], caller: str) -> None:
-    """Act as a role until the end of the transaction.
-
-    Raises:
-        SchemaNotReady: The login may not.
-    """
+def become(connection: Connection, caller: str) -> None:
+    """Act as a role until the end of the transaction, or raise SchemaNotReady."""
     try:
         connection.execute("select set_config('role', %s, true)", (caller,))
     except (
@@ -199,18 +192,20 @@ def become(connection: psycopg.Connection[Any], caller: str) -> None:
         ) from None
 
 
-def installed_version(connection: psycopg.Connection[Any], schema: str) -> int:
-    """Tell which version the schema of an Instance is at.
-
-    Raises:
-        SchemaNotReady: There is no Instance, or the role may not look.
-    """
+def installed_version(connection: Connection, schema: str) -> Installed:
+    """Return which schema is installed, or raise SchemaNotReady."""
     try:
-        statement = sql.SQL("select version from {}.installed_version")
+        # The column may be missing: somebody made the view by hand.
+        statement = sql.SQL(
+            "select version, coalesce((to_jsonb(v) ->> 'oldest_client')::integer,"
+            " version) from {}.installed_version as v"
+        )
         row = connection.execute(statement.format(sql.Identifier(schema))).fetchone()
     except psycopg.errors.UndefinedTable:
         raise SchemaNotReady(
-            f"schema {schema} holds no Instance", hint=_SETUP.format(schema)
+            f"schema {schema} holds no Instance",
+            hint=f"Run lenso-jobs setup with the document of {schema}; if that was done, "
+            "lenso-jobs check says what is missing.",
         ) from None
     except psycopg.errors.InsufficientPrivilege:
         raise SchemaNotReady(
@@ -218,45 +213,39 @@ def installed_version(connection: psycopg.Connection[Any], schema: str) -> int:
             hint="Connect as, or name as caller, a role that the document declares, and "
             "run lenso-jobs configure if it was added since setup.",
         ) from None
-    return row[0] if row else 0
+    return Installed(*row) if row else Installed(0, 0)
 
 
-def _verify_owner(
-    connection: psycopg.Connection[Any], configuration: Configuration
-) -> None:
-    """Refuse what somebody else made under the schema's name, before any of it runs."""
-    schema = configuration.schema_
+def _verify_owner(connection: Connection, configuration: Configuration) -> None:
+    # Before a function of the schema runs: another role may have made it.
     row = connection.execute(
         "select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = %s",
-        (schema,),
+        (configuration.schema_,),
     ).fetchone()
-    if row is not None and row != (configuration.owner,):
+    if row not in {None, (configuration.owner,)}:
         raise SchemaNotReady(
-            f"schema {schema} holds no Instance of {configuration.owner}'s",
-            hint="Set role_prefix in the document to what it was set up with; or, if "
-            "somebody else made that schema, choose another and run lenso-jobs setup.",
+            f"schema {configuration.schema_} holds no Instance of {configuration.owner}",
+            hint="Set role_prefix in the document to the one of its setup. If another "
+            "role made that schema, choose another and run lenso-jobs setup.",
         )
 
 
-def _verify_version(connection: psycopg.Connection[Any], schema: str) -> None:
-    version = installed_version(connection, schema)
+def version_fault(schema: str, installed: Installed) -> tuple[str, str] | None:
+    """Say that a schema does not serve this release, and what to do; or nothing."""
+    version, oldest_client = installed
+    if version == SCHEMA_VERSION or oldest_client <= SCHEMA_VERSION < version:
+        return None
+    word, remedy = "newer", "Install the release that the schema was migrated with."
     if version < SCHEMA_VERSION:
-        raise SchemaNotReady(
-            f"schema {schema} is at version {version}, older than this release",
-            hint=_UPGRADE.format(schema),
-        )
-    if version > SCHEMA_VERSION:
-        raise SchemaNotReady(
-            f"schema {schema} is at version {version}, newer than this release",
-            hint="Install the release of lenso-jobs that the schema was migrated with.",
-        )
+        word, remedy = "older", f"Run lenso-jobs upgrade with the document of {schema}."
+    return f"is at version {version}, {word} than this release", remedy
 
 
-def _verify_functions(connection: psycopg.Connection[Any], schema: str) -> None:
+def _verify_functions(connection: Connection, schema: str) -> None:
     installed = dict(
         connection.execute(
-            "select p.proname, md5(p.prosrc) from pg_proc as p"
-            " join pg_namespace as n on n.oid = p.pronamespace"
+            "select p.proname, encode(sha256(convert_to(p.prosrc, 'UTF8')), 'hex')"
+            " from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace"
             " where n.nspname = %s",
             (schema,),
         ).fetchall()
@@ -274,31 +263,29 @@ def _verify_functions(connection: psycopg.Connection[Any], schema: str) -> None:
 def function_digests() -> dict[str, str]:
     """Hash the body of every function in ``sql``, as PostgreSQL stores it."""
     return {
-        name: hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()
+        name: hashlib.sha256(body.encode()).hexdigest()
         for path in sql_files()
         for name, body in _FUNCTION.findall(path.read_text(encoding="utf-8"))
     }
 
 
-def _verify_grants(
-    connection: psycopg.Connection[Any], configuration: Configuration
-) -> None:
-    row = connection.execute(
+def _verify_grants(connection: Connection, configuration: Configuration) -> None:
+    ((role,),) = connection.execute(
         "select coalesce(nullif(current_setting('role'), 'none'), session_user)::text"
-    ).fetchone()
-    role = row[0] if row else ""
-    needed = {
+    ).fetchall()
+    kinds = {kind for kind, names in configuration.callers.items() if role in names}
+    grants = asset_dir("sql") / "4_internal" / "_catalogue_grants.sql"
+    needed = [
         function
-        for kind, callers in configuration.callers.items()
-        if role in callers
-        for function in _NEEDED[kind]
-    }
+        for group, function in _GRANT.findall(grants.read_text(encoding="utf-8"))
+        if kinds & set(group.split())
+    ]
     missing = connection.execute(
         "select p.proname from pg_proc as p"
         " join pg_namespace as n on n.oid = p.pronamespace"
         " where n.nspname = %s and p.proname = any (%s)"
         " and not has_function_privilege(p.oid, 'execute') order by 1",
-        (configuration.schema_, sorted(needed)),
+        (configuration.schema_, needed),
     ).fetchall()
     if missing:
         raise SchemaNotReady(

@@ -1,45 +1,44 @@
 """The portable capability ``lenso.jobs@1``: JSON objects in, JSON objects out.
 
-An operation is a generator over the client's calls, which the two classes below make
-for it: the words of the contract are written once, and only the waiting differs.
+Each operation is a coroutine over the calls of a client. The client that blocks is
+called within it, so that it never waits.
 """
 
 from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any
 from uuid import UUID
 
+from lenso_jobs._async_client import AsyncJobs
+from lenso_jobs._client import Jobs
+from lenso_jobs._given import kind
 from lenso_jobs.errors import (
     IdempotencyConflict,
+    InvalidArgument,
     InvalidFailure,
     InvalidJob,
     InvalidLease,
     InvalidQueue,
     JobNotFound,
     JobsError,
+    PayloadUndecodable,
+    SchemaNotReady,
     Unauthorized,
 )
-from lenso_jobs.worker._outcome import PAYLOAD_UNDECODABLE
-
-if TYPE_CHECKING:
-    from lenso_jobs._async_client import AsyncJobs
-    from lenso_jobs._client import Jobs
-    from lenso_jobs._models import FailedJob, LeasedJob
 
 NO_JOB_AVAILABLE = "no_job_available"
-"""What a claim answers when no job of the queue is due."""
+"""The error of a claim if no job of the queue is due."""
 
 Answer = dict[str, Any] | str
+_Call = Callable[..., Awaitable[Any]]
 _Request = dict[str, Any]
-_Call = Callable[["Jobs"], Any]
-_Steps = Generator[_Call, Any, Answer]
+_Act = Callable[[_Call, _Request], Coroutine[Any, Any, Answer]]
 
 _RFC_3339 = re.compile(
     r"(?P<seconds>"
@@ -51,125 +50,121 @@ _RFC_3339 = re.compile(
 
 
 class ProtocolViolation(ValueError):
-    """A request that is none of the contract's; no call was made for it."""
+    """A request that is not of the contract's form. No call was made for it."""
 
 
 class Capability:
-    """``lenso.jobs@1`` on a client, as one call.
+    """``lenso.jobs@1`` on a client.
 
     Args:
         jobs: The client to act through, as its caller and in its transaction.
+
+    Raises:
+        InvalidArgument: *jobs* is no ``Jobs``.
     """
 
     def __init__(self, jobs: Jobs) -> None:
+        if not isinstance(jobs, Jobs):
+            raise InvalidArgument(f"jobs must be a Jobs, not {kind(jobs)}")
         self._jobs = jobs
 
     def dispatch(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        """Answer one request with the operation's object, or with its error's name.
+        """Carry out one request.
 
-        An error's name stands for a refusal of the Instance: where the client is on a
-        connection within a transaction, that has failed as if the client had raised.
+        Timestamps are RFC 3339 with an offset, and are returned in UTC with six digits.
+        ``available_at`` may be null, for at once. It is rounded from up to nine digits
+        to microseconds, as by PostgreSQL. More digits, offsets beyond 15:59, leap
+        seconds and times outside the years 1 to 9999 are ``invalid_job``.
 
-        Timestamps are RFC 3339 with an offset, and are answered in UTC with six digits.
-        ``available_at`` may be null, which means at once. It is rounded from up to nine
-        digits to microseconds, as by PostgreSQL; more digits, offsets beyond 15:59, leap
-        seconds and whatever falls outside the years 1 to 9999 are ``invalid_job``.
-
-        A claimed job whose payload Python cannot represent is failed for good as
+        A claimed job whose payload Python cannot represent is failed permanently as
         ``payload_undecodable``, and the next one is claimed.
 
         Args:
             operation: enqueue, claim, renew, complete, fail or inspect.
             request: The operation's object, with all of its fields and no other.
 
+        Returns:
+            The operation's object, or the name of its error. A name stands for a refusal
+            of the Instance: a transaction in progress on the client's connection has
+            failed, as if the client had raised.
+
         Raises:
             ProtocolViolation: The operation or the shape of the request is unknown.
             JobsError: A refusal that the contract has no name for.
         """
-        steps = _steps(operation, request)
+
+        async def call(verb: str, *arguments: object, **named: object) -> object:
+            return getattr(self._jobs, verb)(*arguments, **named)
+
         try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = call(self._jobs)
-                except JobsError as refusal:
-                    call = steps.throw(refusal)
-                else:
-                    call = steps.send(answer)
+            _carry_out(call, operation, request).send(None)
         except StopIteration as end:
-            return cast("Answer", end.value)
+            answer: Answer = end.value
+        return answer
 
 
 class AsyncCapability:
-    """``lenso.jobs@1`` on an asynchronous client; otherwise as ``Capability``."""
+    """``lenso.jobs@1`` on an ``AsyncJobs``; otherwise as ``Capability``."""
 
     def __init__(self, jobs: AsyncJobs) -> None:
-        self._jobs: Any = jobs
+        if not isinstance(jobs, AsyncJobs):
+            raise InvalidArgument(f"jobs must be an AsyncJobs, not {kind(jobs)}")
+        self._jobs = jobs
 
     async def dispatch(self, operation: str, request: Mapping[str, Any]) -> Answer:
-        """As ``Capability.dispatch``."""
-        steps = _steps(operation, request)
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = await call(self._jobs)
-                except JobsError as refusal:
-                    call = steps.throw(refusal)
-                else:
-                    call = steps.send(answer)
-        except StopIteration as end:
-            return cast("Answer", end.value)
+        """Carry out one request, as ``Capability.dispatch``.
 
+        Returns:
+            The operation's object, or the name of its error.
 
-class _Shape(NamedTuple):
-    """What a field must be, in words and in deed."""
+        Raises:
+            ProtocolViolation: The operation or the shape of the request is unknown.
+            JobsError: A refusal that the contract has no name for.
+        """
 
-    wording: str
-    fits: Callable[[object], bool]
+        async def call(verb: str, *arguments: object, **named: object) -> object:
+            return await getattr(self._jobs, verb)(*arguments, **named)
 
-
-class _Operation(NamedTuple):
-    takes: dict[str, _Shape]
-    steps: Callable[[_Request], _Steps]
-    errors: tuple[type[JobsError], ...]
+        return await _carry_out(call, operation, request)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Lease:
-    job_id: UUID  # or any text: what is no UUID, the client refuses
+    job_id: UUID  # or any text: the client refuses one that is no UUID
     lease_token: str
 
 
-def _steps(operation: str, request: Mapping[str, Any]) -> _Steps:
-    """Check the request, make the operation's calls, and name what refuses them."""
+async def _carry_out(call: _Call, operation: str, request: object) -> Answer:
     known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
     if known is None:
         raise ProtocolViolation(f"{_name(operation)} is not an operation")
-    fields = _checked(operation, known.takes, request)
+    takes, act, errors = known
+    fields = _checked(operation, takes.split(), request)
+    named: tuple[type[JobsError], ...] = (*errors, Unauthorized)
     try:
-        return (yield from known.steps(fields))
-    except known.errors as refusal:
+        return await act(call, fields)
+    except named as refusal:
         return refusal.code
 
 
-def _checked(operation: str, takes: dict[str, _Shape], request: object) -> _Request:
+def _checked(operation: str, takes: list[str], request: object) -> _Request:
     if not isinstance(request, Mapping):
         raise ProtocolViolation(f"{operation}: the request must be an object")
     fields = dict(request)
     for field in fields:
         if field not in takes:
             raise ProtocolViolation(f"{operation}: {_name(field)} is not a field")
-    for field, shape in takes.items():
+    for field in takes:
         if field not in fields:
             raise ProtocolViolation(f"{operation}: {field} is missing")
-        if not shape.fits(fields[field]):
-            raise ProtocolViolation(f"{operation}: {field} must be {shape.wording}")
+        wording, fits = _SHAPES.get(field, _STRING)
+        if not fits(fields[field]):
+            raise ProtocolViolation(f"{operation}: {field} must be {wording}")
     return fields
 
 
 def _name(given: object) -> str:
-    return f"{given!r:.80}" if isinstance(given, str) else "what is no string"
+    return f"{given!r:.80}" if isinstance(given, str) else "a name that is no string"
 
 
 def _is_instant(value: object) -> bool:
@@ -179,8 +174,24 @@ def _is_instant(value: object) -> bool:
     return int(match["day"]) <= monthrange(int(match["year"]), int(match["month"]))[1]
 
 
+_Shape = tuple[str, Callable[[object], bool]]
+_STRING: _Shape = ("a string", lambda value: isinstance(value, str))
+_SHAPES: dict[str, _Shape] = {
+    "payload": ("an object", lambda value: isinstance(value, Mapping)),
+    "available_at": (
+        "null or an RFC 3339 timestamp with an offset",
+        _is_instant,
+    ),
+    "max_attempts": (
+        "an integer",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+    ),
+    "retryable": ("true or false", lambda value: isinstance(value, bool)),
+}
+
+
 def _instant(text: str | None) -> datetime | None:
-    """Read what ``_instant_from_rfc3339`` reads in SQL, to the same microsecond."""
+    """Read the time as ``_enqueue_instant`` does in SQL, to the microsecond."""
     match = _RFC_3339.fullmatch(text or "")
     if match is None:
         return None
@@ -193,8 +204,8 @@ def _instant(text: str | None) -> datetime | None:
     raise InvalidJob("available_at is no time that can be kept")
 
 
-def _object(answer: object, *fields: str) -> dict[str, Any]:
-    return {field: _json(getattr(answer, field)) for field in fields}
+def _object(answer: object, fields: str) -> dict[str, Any]:
+    return {field: _json(getattr(answer, field)) for field in fields.split()}
 
 
 def _json(value: object) -> object:
@@ -204,88 +215,61 @@ def _json(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _enqueue(request: _Request) -> _Steps:
+async def _enqueue(call: _Call, request: _Request) -> Answer:
     arguments = {**request, "available_at": _instant(request["available_at"])}
-    job = yield lambda jobs: jobs.enqueue(**arguments)
-    return _object(job, "job_id", "created")
+    return _object(await call("enqueue", **arguments), "job_id created")
 
 
-def _claim(request: _Request) -> _Steps:
-    while found := (yield lambda jobs: jobs.claim(request["queue"])):
-        (job,) = found
-        with suppress(ValueError, RecursionError):
-            return _object(
-                job,
-                *("job_id", "queue", "kind", "payload", "attempt", "max_attempts"),
-                *("lease_token", "lease_expires_at"),
-            )
-        # A lease that has run out in the meantime is nobody's either.
+async def _claim(call: _Call, request: _Request) -> Answer:
+    fields = "job_id queue kind payload attempt max_attempts lease_token"
+    while found := await call("claim", request["queue"]):
+        with suppress(PayloadUndecodable):
+            return _object(found[0], f"{fields} lease_expires_at")
+        # The lease may have expired in the meantime.
         with suppress(InvalidLease):
-            yield partial(_give_up, job)
+            await call("fail", found[0], PayloadUndecodable.code, retryable=False)
     return NO_JOB_AVAILABLE
 
 
-def _give_up(job: LeasedJob, jobs: Jobs) -> FailedJob:
-    return jobs.fail(job, PAYLOAD_UNDECODABLE, retryable=False)
+async def _renew(call: _Call, request: _Request) -> Answer:
+    return {"lease_expires_at": _json(await call("renew", _Lease(**request)))}
 
 
-def _renew(request: _Request) -> _Steps:
-    end = yield lambda jobs: jobs.renew(_Lease(**request))
-    return {"lease_expires_at": _json(end)}
+async def _complete(call: _Call, request: _Request) -> Answer:
+    return {"completed": await call("complete", _Lease(**request))}
 
 
-def _complete(request: _Request) -> _Steps:
-    is_completed = yield lambda jobs: jobs.complete(_Lease(**request))
-    return {"completed": is_completed}
+async def _fail(call: _Call, request: _Request) -> Answer:
+    lease = _Lease(request.pop("job_id"), request.pop("lease_token"))
+    return _object(await call("fail", lease, **request), "status available_at")
 
 
-def _fail(request: _Request) -> _Steps:
-    lease = _Lease(request["job_id"], request["lease_token"])
-    code, retryable = request["failure_code"], request["retryable"]
-    job = yield lambda jobs: jobs.fail(lease, code, retryable=retryable)
-    return _object(job, "status", "available_at")
+async def _inspect(call: _Call, request: _Request) -> Answer:
+    job = await call("inspect", request["job_id"])
+    if job.status == "lost":
+        raise SchemaNotReady(f"job {job.job_id} is lost: run lenso-jobs explain")
+    fields = "job_id queue kind status attempts max_attempts"
+    optional = _object(job, "lease_expires_at last_failure_code")
+    return _object(job, f"{fields} available_at created_at updated_at") | {
+        field: value for field, value in optional.items() if value is not None
+    }
 
 
-def _inspect(request: _Request) -> _Steps:
-    job = yield lambda jobs: jobs.inspect(request["job_id"])
-    answer = _object(
-        job,
-        *("job_id", "queue", "kind", "status", "attempts", "max_attempts"),
-        *("available_at", "created_at", "updated_at"),
-    )
-    optional = _object(job, "lease_expires_at", "last_failure_code")
-    return answer | {k: v for k, v in optional.items() if v is not None}
-
-
-_STRING = _Shape("a string", lambda value: isinstance(value, str))
-_OBJECT = _Shape("an object", lambda value: isinstance(value, Mapping))
-_BOOLEAN = _Shape("true or false", lambda value: isinstance(value, bool))
-_INTEGER = _Shape(
-    "an integer", lambda value: isinstance(value, int) and not isinstance(value, bool)
-)
-_INSTANT = _Shape("null or an RFC 3339 timestamp with an offset", _is_instant)
-_LEASE = {"job_id": _STRING, "lease_token": _STRING}
-
-_OPERATIONS = {
-    "enqueue": _Operation(
-        {
-            "queue": _STRING,
-            "kind": _STRING,
-            "payload": _OBJECT,
-            "idempotency_key": _STRING,
-            "available_at": _INSTANT,
-            "max_attempts": _INTEGER,
-        },
+_LEASE = "job_id lease_token"
+# The fields of each operation, and the errors that the contract names.
+_OPERATIONS: dict[str, tuple[str, _Act, tuple[type[JobsError], ...]]] = {
+    "enqueue": (
+        "queue kind payload idempotency_key available_at max_attempts",
         _enqueue,
-        (IdempotencyConflict, InvalidJob, Unauthorized),
+        (IdempotencyConflict, InvalidJob),
     ),
-    "claim": _Operation({"queue": _STRING}, _claim, (InvalidQueue, Unauthorized)),
-    "renew": _Operation(_LEASE, _renew, (InvalidLease, Unauthorized)),
-    "complete": _Operation(_LEASE, _complete, (InvalidLease, Unauthorized)),
-    "fail": _Operation(
-        {**_LEASE, "failure_code": _STRING, "retryable": _BOOLEAN},
+    "claim": ("queue", _claim, (InvalidQueue,)),
+    "renew": (_LEASE, _renew, (InvalidLease,)),
+    "complete": (_LEASE, _complete, (InvalidLease,)),
+    "fail": (
+        f"{_LEASE} failure_code retryable",
         _fail,
-        (InvalidFailure, InvalidLease, Unauthorized),
+        (InvalidFailure, InvalidLease),
     ),
-    "inspect": _Operation({"job_id": _STRING}, _inspect, (JobNotFound, Unauthorized)),
+    "inspect": ("job_id", _inspect, (JobNotFound,)),
 }

@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from lenso_jobs._given import role_fault
+
 _SCHEMA = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _QUEUE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 _REFERENCE = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
@@ -23,7 +25,7 @@ _KINDS = ("owner", "producer", "worker", "observer", "operator")
 
 
 class ConfigurationError(ValueError):
-    """The document is malformed; each line of the message names a field and its bound."""
+    """The document is malformed. Each line of the message names a field and its bound."""
 
 
 def _schema(name: str) -> str:
@@ -51,14 +53,9 @@ def _queue(name: str) -> str:
 
 
 def _caller(name: str) -> str:
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode") from None
-    if not 1 <= length <= 63 or "\0" in name:  # noqa: PLR2004 - NAMEDATALEN - 1
-        raise ValueError("must be a role name of 1 to 63 bytes")
-    if name.lower() in {"none", "public"} or name.lower().startswith("pg_"):
-        raise ValueError("must not be none, public or pg_*")
+    fault = role_fault(name)
+    if fault is not None:
+        raise ValueError(fault)
     return name
 
 
@@ -77,10 +74,10 @@ Callers = Annotated[
 
 
 class Configuration(BaseModel):
-    """What one Jobs Instance is: its schema, its policy, its queues and its callers.
+    """The schema, the policy, the queues and the callers of one Jobs Instance.
 
     Durations are whole seconds. ``database_url_secret`` is a reference that a resolver
-    of ``lenso_jobs.secrets`` turns into the URL; the document never holds the URL.
+    of ``lenso_jobs.secrets`` turns into the URL. The document never holds the URL.
     """
 
     model_config = ConfigDict(
@@ -120,7 +117,7 @@ class Configuration(BaseModel):
 
     @property
     def prefix(self) -> str:
-        """What the names of the Instance's roles begin with."""
+        """The beginning of the names of the Instance's roles."""
         return self.role_prefix or self.schema_
 
     @property
@@ -130,7 +127,7 @@ class Configuration(BaseModel):
 
     @property
     def callers(self) -> dict[str, tuple[str, ...]]:
-        """The caller Instances, by what they are declared for."""
+        """The caller Instances, by the kind they are declared as."""
         return {
             "producer": self.producer_instances,
             "worker": self.worker_instances,
@@ -138,16 +135,19 @@ class Configuration(BaseModel):
         }
 
     def document(self) -> str:
-        """Write the document as JSON, without what was left out."""
+        """Return the document as JSON, without the fields that were left out."""
         return self.model_dump_json(by_alias=True, exclude_unset=True)
 
     @classmethod
     def from_json(cls, text: str) -> Configuration:
         """Read a document.
 
+        Returns:
+            The configuration.
+
         Raises:
-            ConfigurationError: It is no JSON, names a field twice or one that is
-                unknown, or a value is out of bounds.
+            ConfigurationError: It is no JSON, a field is unknown or named twice, or a
+                value is out of bounds.
         """
         try:
             fields = json.loads(text, object_pairs_hook=_no_field_twice)
@@ -162,19 +162,22 @@ class Configuration(BaseModel):
             ) from None
         except ConfigurationError:
             raise
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"document: is not JSON: {error}") from None
 
     @classmethod
     def from_file(cls, path: str | Path) -> Configuration:
         """Read a document from a file.
 
+        Returns:
+            The configuration.
+
         Raises:
             ConfigurationError: As from_json, or the file cannot be read.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path}: cannot be read: {error}") from None
         return cls.from_json(text)
 

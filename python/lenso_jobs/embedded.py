@@ -1,8 +1,8 @@
-"""A PostgreSQL of our own, for demonstrations and tests; knows nothing of jobs.
+"""A PostgreSQL server for demonstrations and tests. It knows nothing of jobs.
 
-The programs are taken from ``PG_BINDIR``, else from the wheel that the ``embedded``
-extra installs, else from the system. The server listens on a socket in a directory of
-its own, and ends with the process that started it.
+The programs come from ``PG_BINDIR``, or from the wheel that the extra ``embedded``
+installs, or from the system. The server listens on a Unix socket only, and ends with
+the process that started it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from lenso_jobs._conninfo import checked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVER_URL = "LENSO_JOBS_SERVER_URL"
-"""The variable that names a running server to use instead of one of our own."""
+"""The environment variable with the URL of a running server to use instead."""
 
 _ROOMY = 1 << 30
 _PORT = 5432  # names the socket; the directory makes it unique
+_LONGEST = 107 - len(f"/.s.PGSQL.{_PORT}")  # of sockaddr_un, on Linux
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class EmbeddedError(RuntimeError):
-    """No PostgreSQL could be found or started; the message says what was tried."""
+    """No PostgreSQL was found, or it did not start; the message says what to do."""
 
 
 def find_programs() -> Path:
-    """Find the directory that holds ``initdb`` and ``postgres``.
+    """Return the directory that holds ``initdb`` and ``postgres``.
 
     Raises:
-        EmbeddedError: None of the places has them.
+        EmbeddedError: No place has them.
     """
     given = os.environ.get("PG_BINDIR")
     if given:
@@ -80,26 +83,26 @@ def _system_programs() -> Iterator[Path]:
     pg_ctl = shutil.which("pg_ctl")
     if pg_ctl is not None:
         yield Path(pg_ctl).resolve().parent
-    debian = Path("/usr/lib/postgresql")
+
+    def release(programs: Path) -> int:
+        name = programs.parent.name
+        return int(name) if name.isdigit() else 0
+
     yield from sorted(
-        debian.glob("*/bin"),
-        key=lambda directory: (
-            int(directory.parent.name) if directory.parent.name.isdigit() else 0
-        ),
-        reverse=True,
+        Path("/usr/lib/postgresql").glob("*/bin"), key=release, reverse=True
     )
 
 
 class EmbeddedServer:
-    """A server that runs from entering the context to leaving it.
+    """A server that runs until its context is left.
 
-    Start it from the main thread: the kernel stops it when the thread that started it
-    is gone, however that came about (Linux; elsewhere, when the context is left).
+    Start it from the main thread. On Linux the kernel stops the server when the thread
+    that started it ends for any reason.
 
     Args:
-        directory: Where a kept cluster lives, made if missing; a throw-away cluster
-            without syncing when left out.
-        settings: Server settings on top.
+        directory: Where to keep the cluster; created if missing. Without it the cluster
+            is thrown away at the end, and does not sync to disk.
+        settings: More server settings.
     """
 
     def __init__(
@@ -113,19 +116,18 @@ class EmbeddedServer:
         self.port = _PORT
 
     def conninfo(self, dbname: str = "postgres", **parameters: str | int) -> str:
-        """Write the connection string of a database, as superuser unless told."""
-        fields: dict[str, Any] = {
-            "host": self.socket_directory,
-            "port": self.port,
-            "user": "postgres",
-            "dbname": dbname,
-            **parameters,
-        }
-        return make_conninfo(**fields)
+        """Return a connection string, by default that of the superuser."""
+        fields: dict[str, Any] = {"host": self.socket_directory, "port": self.port}
+        return make_conninfo(
+            **fields | {"user": "postgres", "dbname": dbname} | parameters
+        )
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self._start(stack)
+            try:
+                self._start(stack)
+            except OSError as error:
+                raise EmbeddedError(f"the server cannot be started: {error}") from None
             self._cleanup = stack.pop_all()
         return self
 
@@ -135,34 +137,32 @@ class EmbeddedServer:
     def _start(self, stack: contextlib.ExitStack) -> None:
         programs = find_programs()
         account = _account()
-        root = self._kept or _throw_away(stack)
+        root = self._kept or _folder(stack)
         root.mkdir(parents=True, exist_ok=True)
         data = root / "data"
         if not data.exists():
             data.mkdir(mode=0o700)
-            if account:
-                os.chown(data, account["user"], account["group"])
+            _give(data, account)
         programs = _reachable(programs, account, stack)
         if not (data / "PG_VERSION").exists():
             _run_initdb(programs, data, account)
 
+        self.socket_directory = str(data)
+        if len(os.fsencode(data)) > _LONGEST:
+            sockets = _folder(stack, longest=_LONGEST)
+            _give(sockets, account)
+            self.socket_directory = str(sockets)
         settings = {
             "listen_addresses": "",
-            "unix_socket_directories": str(data),
+            "unix_socket_directories": self.socket_directory,
             **({} if self._kept else {"fsync": "off", "full_page_writes": "off"}),
             **self._settings,
+            "port": self.port,
         }
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the stack
-        stack.callback(log.close)
+        options = (f"--{name}={value}" for name, value in settings.items())
+        log = stack.enter_context(tempfile.TemporaryFile(dir=root))  # noqa: SIM115
         process = subprocess.Popen(  # noqa: S603 - the programs are ours
-            [
-                programs / "postgres",
-                "-D",
-                data,
-                "-p",
-                str(self.port),
-                *(f"--{name}={value}" for name, value in settings.items()),
-            ],
+            [programs / "postgres", "-D", data, *options],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -172,38 +172,50 @@ class EmbeddedServer:
             **account,
         )
         stack.callback(_stop, process)
-        self.socket_directory = str(data)
-        self._wait(process, log)
+        self._wait(process, data, log)
 
-    def _wait(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    def _wait(
+        self, process: subprocess.Popen[bytes], data: Path, log: IO[bytes]
+    ) -> None:
         deadline = time.monotonic() + 60
-        while True:
-            try:
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(psycopg.OperationalError, OSError):
                 psycopg.connect(self.conninfo(connect_timeout=5)).close()
-            except psycopg.OperationalError:
-                if process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                log.seek(0)
-                said = log.read().decode(errors="replace")[-2000:]
-                raise EmbeddedError(f"the server did not start:\n{said}") from None
-            return
+                # Another server may run in the same folder.
+                pid, _, _ = (data / "postmaster.pid").read_text().partition("\n")
+                if pid == str(process.pid):
+                    return
+            time.sleep(0.02)
+        log.seek(0)
+        said = log.read().decode(errors="replace")[-2000:]
+        raise EmbeddedError(f"the server did not start:\n{said}")
 
 
-def _throw_away(stack: contextlib.ExitStack) -> Path:
-    memory = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
-    roomy = (
-        os.access(memory, os.W_OK | os.X_OK)
-        and shutil.disk_usage(memory).free >= _ROOMY
+def _folder(
+    stack: contextlib.ExitStack, *, in_memory: bool = True, longest: int = 4096
+) -> Path:
+    """Create a folder that the stack removes, with a path of so many bytes at most."""
+    memory, usual = Path("/dev/shm"), Path("/tmp")  # noqa: S108 - ours is made in it
+    places = [usual, memory]
+    with contextlib.suppress(OSError):  # none of the usual places is writable
+        places.insert(0, Path(tempfile.gettempdir()))
+    if in_memory and memory.is_dir() and shutil.disk_usage(memory).free >= _ROOMY:
+        places.insert(0, memory)
+    for place in places:
+        with contextlib.suppress(OSError):
+            root = Path(tempfile.mkdtemp(prefix="lenso-jobs-", dir=place))
+            stack.callback(shutil.rmtree, root, ignore_errors=True)
+            if len(os.fsencode(root)) <= longest:
+                root.chmod(0o755)  # the server's account must pass through
+                return root
+    raise EmbeddedError(
+        "there is no temporary folder to write to: set TMPDIR to one, or set "
+        f"{SERVER_URL} to the URL of a running server"
     )
-    root = Path(tempfile.mkdtemp(prefix="lenso-jobs-", dir=memory if roomy else None))
-    stack.callback(shutil.rmtree, root, ignore_errors=True)
-    root.chmod(0o755)  # the server's account must pass through
-    return root
 
 
 def _account() -> dict[str, Any]:
-    """Choose whom to run as: PostgreSQL refuses root."""
+    """Return whom to run as; PostgreSQL refuses root."""
     if os.geteuid() != 0:
         try:
             pwd.getpwuid(os.geteuid())
@@ -214,58 +226,50 @@ def _account() -> dict[str, Any]:
             ) from None
         return {}
     for name in ("postgres", "nobody"):
-        try:
+        with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+            return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     raise EmbeddedError("running as root, and there is no user postgres or nobody")
+
+
+def _give(folder: Path, account: dict[str, Any]) -> None:
+    """Let nobody but the server use a folder."""
+    folder.chmod(0o700)
+    if account:
+        os.chown(folder, account["user"], account["group"])
 
 
 def _reachable(
     programs: Path, account: dict[str, Any], stack: contextlib.ExitStack
 ) -> Path:
-    """Copy the programs where the account can run them, if it cannot where they are."""
-    try:
-        subprocess.run(  # noqa: S603
-            [programs / "postgres", "--version"],
-            cwd="/",
-            check=True,
-            capture_output=True,
-            **account,
-        )
-    except PermissionError:
-        root = Path(tempfile.mkdtemp(prefix="lenso-jobs-bin-"))
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-        root.chmod(0o755)
-        install, package = programs.parent, programs.parent.parent
-        shutil.copytree(install, root / package.name / install.name, symlinks=True)
-        libraries = package.with_name(f"{package.name}.libs")
-        if libraries.is_dir():
-            shutil.copytree(libraries, root / libraries.name, symlinks=True)
-        return root / package.name / install.name / "bin"
-    return programs
+    """Return the programs, or a copy of them if the account cannot reach them."""
+    with contextlib.suppress(PermissionError):
+        _call([str(programs / "postgres"), "--version"], account).check_returncode()
+        return programs
+    root = _folder(stack, in_memory=False)
+    install, package = programs.parent, programs.parent.parent
+    shutil.copytree(install, root / package.name / install.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, root / libraries.name, symlinks=True)
+    return root / package.name / install.name / "bin"
 
 
 def _run_initdb(programs: Path, data: Path, account: dict[str, Any]) -> None:
-    result = subprocess.run(  # noqa: S603
-        [
-            programs / "initdb",
-            f"--pgdata={data}",
-            "--username=postgres",
-            "--auth=trust",
-            "--encoding=UTF8",
-            "--no-locale",
-            "--no-sync",
-        ],
-        cwd="/",
-        check=False,
-        capture_output=True,
-        text=True,
-        **account,
+    options = "--username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync"
+    result = _call(
+        [str(programs / "initdb"), f"--pgdata={data}", *options.split()], account
     )
     if result.returncode:
         raise EmbeddedError(f"initdb failed:\n{result.stderr[-2000:]}")
+
+
+def _call(
+    command: list[str], account: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - the programs are ours
+        command, cwd="/", check=False, capture_output=True, text=True, **account
+    )
 
 
 def _die_with_parent() -> None:
@@ -283,10 +287,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def server_conninfo() -> Iterator[str]:
-    """Yield a superuser's connection string: the given server's, else our own's."""
+    """Yield the connection string of a superuser, on a given server or a new one."""
     given = os.environ.get(SERVER_URL)
     if given:
-        yield given
-    else:
-        with EmbeddedServer() as server:
-            yield server.conninfo()
+        yield checked(given, SERVER_URL, EmbeddedError)
+        return
+    with EmbeddedServer() as server:
+        yield server.conninfo()

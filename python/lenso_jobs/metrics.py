@@ -1,56 +1,63 @@
-"""Metrics of workers for Prometheus: what they claim, hold, run and end."""
+"""Prometheus metrics of workers: the jobs that they claim, hold, run and end."""
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from lenso_jobs.errors import InvalidArgument
 from lenso_jobs.worker.observer import Ended, Observer
 
 try:
-    from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    from prometheus_client import (
+        REGISTRY,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+    )
 except ImportError as error:
     raise ImportError("pip install 'lenso-jobs[prometheus]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prometheus_client import CollectorRegistry
+    from lenso_jobs.worker._lease import WorkerLease
 
-    from lenso_jobs.worker._lease import LeaseOfWorker
-
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BUCKETS = (0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600)
 
 
 class PrometheusObserver(Observer):
-    """Counts what workers do, under names that begin with the namespace.
+    """Counts what workers do. The names of its metrics begin with the namespace.
 
     ::
 
         claimed_total{queue}               jobs leased
-        ended_total{queue,kind,outcome}    what became of them, as in the Tally of run
+        ended_total{queue,kind,outcome}    jobs by outcome, as in the Tally of run
         failures_total{queue,code}         failure codes reported, worker_shutdown too
         held{queue}                        jobs claimed and not ended
         running{queue}                     handlers that run, with or without a lease
-        handler_seconds{queue,kind}        how long they ran, however they ended
+        handler_seconds{queue,kind}        how long handlers ran
         leases_lost_total{queue}           leases lost while their handler ran
-        disconnections_total               times the database could not be reached
-        connected                          0 from then on until it answers one of them
+        disconnections_total               how often the database could not be reached
+        connected                          0 while it cannot be reached, else 1
 
-    Give one to as many workers as you like, or make several: those of one registry and
+    Several workers may share one observer. Several observers of one registry and
     namespace count in the same metrics. Kinds and failure codes are labels: keep them
     few.
 
     Args:
-        registry: Where the metrics are registered; prometheus_client's own when left
-            out.
+        registry: Where the metrics are registered. By default prometheus_client's own.
         namespace: What the names begin with.
 
     Raises:
-        ValueError: The registry has metrics of somebody else by these names.
+        InvalidArgument: An argument is out of range.
+        ValueError: The registry has other metrics by these names.
     """
 
     def __init__(
@@ -60,6 +67,12 @@ class PrometheusObserver(Observer):
         namespace: str = "lenso_jobs",
     ) -> None:
         registry = REGISTRY if registry is None else registry
+        if not isinstance(registry, CollectorRegistry):
+            raise InvalidArgument("registry must be a CollectorRegistry or None")
+        if not isinstance(namespace, str) or not _NAME.fullmatch(namespace):
+            raise InvalidArgument(
+                "namespace must be letters, digits and _, and begin with no digit"
+            )
         with _known_lock:
             known = _known.setdefault(registry, {})
             if namespace not in known:
@@ -71,18 +84,18 @@ class PrometheusObserver(Observer):
         self._metrics.claimed.labels(queue).inc(count)
         self._metrics.lost.labels(queue)  # an alert needs the 0 before the first
         self._metrics.held.labels(queue).inc(count)
-        # Who was told otherwise may have stopped since, and says no more.
+        # A worker that lost its connection may have stopped since.
         self._metrics.connected.set(1)
 
     @contextmanager
-    def running(self, lease: LeaseOfWorker) -> Iterator[None]:
+    def running(self, lease: WorkerLease) -> Iterator[None]:
         """Time the handler."""
         seconds = self._metrics.seconds.labels(lease.queue, lease.kind)
         running = self._metrics.running.labels(lease.queue)
         with running.track_inprogress(), seconds.time():
             yield
 
-    def lost(self, lease: LeaseOfWorker) -> None:
+    def lost(self, lease: WorkerLease) -> None:
         """Count a lease that was lost while its handler runs."""
         self._metrics.lost.labels(lease.queue).inc()
 
@@ -90,7 +103,7 @@ class PrometheusObserver(Observer):
         """Count what became of a job."""
         lease = ended.lease
         self._metrics.ended.labels(lease.queue, lease.kind, ended.outcome).inc()
-        if ended.code is not None:
+        if ended.code is not None and ended.outcome != "released":
             self._metrics.failures.labels(lease.queue, ended.code).inc()
         self._metrics.held.labels(lease.queue).dec()
 
@@ -101,7 +114,7 @@ class PrometheusObserver(Observer):
         self._metrics.connected.set(0)
 
     def reconnected(self, seconds: float) -> None:
-        """Note that it answers again."""
+        """Note that the database responds again."""
         del seconds
         self._metrics.connected.set(1)
 
@@ -125,10 +138,10 @@ class _Metrics:
         )
         self.lost = counter("leases_lost_total", "Leases lost in a run", queue)
         self.disconnections = counter(
-            "disconnections_total", "Times the database could not be reached"
+            "disconnections_total", "How often the database could not be reached"
         )
         self.connected = gauge(
-            "connected", "1 if the database answers", multiprocess_mode="livemin"
+            "connected", "1 if the database responds", multiprocess_mode="livemin"
         )
         self.connected.set(1)
 

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces of jobs, found from a job's id alone: nothing is stored.
+"""OpenTelemetry traces of jobs. Nothing is stored: the job's id leads to its trace.
 
-The attempts of a job are spans of the trace that has the job's id, a UUID, as its own.
-Their parent is a span that nobody exports; its id is the last 16 digits of the job's,
-never zero in a UUID. Who enqueued the job links to that parent.
+The id of a job, a UUID, is the id of its trace. The attempts are spans in that trace.
+Their parent span is never exported; its id is the last 16 hex digits of the job's id,
+which are never zero. The producer's span links to that parent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from lenso_jobs.errors import InvalidArgument
-from lenso_jobs.worker._outcome import code_of
+from lenso_jobs.worker._outcome import Release, chosen, code_of
 from lenso_jobs.worker.observer import Observer
 
 try:
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lenso_jobs._models import EnqueuedItem, EnqueuedJob
-    from lenso_jobs.worker._lease import LeaseOfWorker
+    from lenso_jobs.worker._lease import WorkerLease
 
 _LOW_64 = 2**64 - 1
 _LOW_56 = 2**56 - 1
 
 
 class Tracing(Observer):
-    """Makes a span of every attempt, current while the handler runs, and links to them.
+    """Makes a span of every attempt, current while the handler runs.
 
-    A span is the run of a handler: what the server says of its end is not in it. Of what
-    a handler raised it has the failure code, never the text.
+    The span covers the run of the handler, not its report to the server. Of an exception
+    it holds the failure code, never the text.
 
     Args:
-        tracer_provider: Who makes the spans; the global one when left out.
-        ratio: The share of jobs that are sampled, 0 to 1: producers and workers with the
-            same ratio agree on each job and all its attempts. A sampler that follows the
-            parent, as the SDK's does by default, follows this.
+        tracer_provider: What makes the spans. By default the global one.
+        ratio: The share of jobs that are sampled, 0 to 1. Producers and workers with the
+            same ratio agree on each job and all its attempts. It holds for samplers that
+            follow the parent, as the SDK's does by default.
 
     Raises:
-        InvalidArgument: *ratio* is out of range.
+        InvalidArgument: An argument is out of range.
     """
 
     def __init__(
@@ -52,20 +52,22 @@ class Tracing(Observer):
         *,
         ratio: float = 1.0,
     ) -> None:
-        if not 0 <= ratio <= 1:  # NaN is not
-            raise InvalidArgument("ratio must be 0 to 1")
-        # The last 56 bits are random, and what OpenTelemetry's threshold samplers go by.
-        # The two bits in front of the last 62 are always 10: TraceIdRatioBased, which
-        # goes by the last 64, samples no job up to 1/2 and every one from 3/4 on.
+        is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not is_number or not 0 <= ratio <= 1:  # NaN is not
+            raise InvalidArgument("ratio must be a number from 0 to 1")
+        if not isinstance(tracer_provider, trace.TracerProvider | None):
+            raise InvalidArgument("tracer_provider must be a TracerProvider or None")
+        # The last 56 bits are random, and OpenTelemetry's threshold samplers use them.
+        # TraceIdRatioBased uses the last 64, of which the first two are always 10. So it
+        # samples no job up to a ratio of 1/2, and every job from 3/4 on.
         self._threshold = 2**56 - round(ratio * 2**56)
         self._tracer = trace.get_tracer("lenso_jobs", tracer_provider=tracer_provider)
-        self._spans: dict[LeaseOfWorker, trace.Span] = {}
+        self._spans: dict[WorkerLease, trace.Span] = {}
 
     def link(self, *jobs: EnqueuedJob | EnqueuedItem | UUID) -> None:
         """Link the current span to the attempts of jobs that were just enqueued.
 
-        Items that have no job are passed over. Spans keep 128 links, unless the SDK is
-        told otherwise.
+        Items without a job are skipped. A span keeps 128 links by the SDK's default.
         """
         span = trace.get_current_span()
         for job in jobs:
@@ -74,7 +76,7 @@ class Tracing(Observer):
                 span.add_link(self._parent(job_id))
 
     @contextmanager
-    def running(self, lease: LeaseOfWorker) -> Iterator[None]:
+    def running(self, lease: WorkerLease) -> Iterator[None]:
         """Run the handler in a span."""
         parent = trace.NonRecordingSpan(self._parent(lease.job_id))
         with self._tracer.start_as_current_span(
@@ -98,13 +100,16 @@ class Tracing(Observer):
                 yield
             except BaseException as error:
                 code = code_of(error)
-                span.set_attribute("error.type", code)
-                span.set_status(trace.Status(trace.StatusCode.ERROR, code))
+                if isinstance(chosen(error), Release):
+                    span.set_attribute("lenso_jobs.released", code)
+                else:
+                    span.set_attribute("error.type", code)
+                    span.set_status(trace.Status(trace.StatusCode.ERROR, code))
                 raise
             finally:
                 del self._spans[lease]
 
-    def lost(self, lease: LeaseOfWorker) -> None:
+    def lost(self, lease: WorkerLease) -> None:
         """Note in the span of the attempt that its lease was lost."""
         span = self._spans.get(lease)
         if span is not None:

@@ -2,10 +2,7 @@
 -- ROLE. The role setting cannot be forged: setting it takes membership.
 create or replace function _caller()
 returns text
-language sql
-stable
-parallel restricted
-as $$
+language sql stable parallel restricted as $$
     select coalesce(nullif(current_setting('role'), 'none'), session_user)::text
 $$;
 comment on function _caller() is

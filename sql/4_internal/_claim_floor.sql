@@ -1,22 +1,51 @@
--- Anybody may write a setting, so its form is proved before any cast. Counts in the
--- pattern would cost ten times the rest of it.
-create or replace function _claim_floor(p_setting text)
-returns text[]
-language sql
-immutable
-as $$
-    select case
-        when
-            p_setting collate "C" ~ '^[0-9]+ [0-9a-f]+ [0-9]+ [0-9]+ [12]$'
-            and length(split_part(p_setting, ' ', 1)) <= 16
-            and length(split_part(p_setting, ' ', 2)) = 32
-            and length(split_part(p_setting, ' ', 3)) <= 16
-            and length(split_part(p_setting, ' ', 4)) <= 9
-            then string_to_array(p_setting, ' ')
-    end
+-- A scan of the index passes every entry that is dead or running, by the ten thousand
+-- while a snapshot is held elsewhere. So the sessions share a place to begin at. It is
+-- kept in three sequences a queue: a sequence is written in place, leaves no dead row
+-- and knows no rollback. Not unlogged: PostgreSQL 18 cannot read one that was made
+-- shortly before a standby was promoted.
+--
+-- It is a hint. Late commits, lapsed leases and claims that were rolled back lie below
+-- it, and are found by the next full scan. A place or a scan in the future was written
+-- by another clock and does not count.
+create or replace function _claim_floor(
+    p_floor         regclass[],
+    p_now           timestamptz,
+    out was         bigint,
+    out at          timestamptz,
+    out id          uuid,
+    out scan_at     timestamptz,
+    out may_scan_at timestamptz
+)
+language plpgsql volatile as $$
+declare
+    v_scanned bigint;
+    v_pause   interval;
+begin
+    was := pg_sequence_last_value(p_floor[1]);
+    if was is not null then
+        v_scanned := coalesce(pg_sequence_last_value(p_floor[3]), 0);
+        at := timestamptz 'epoch' + was * interval '1 microsecond';
+        may_scan_at := timestamptz 'epoch' + (v_scanned >> 12) * interval '1 millisecond';
+        if at <= p_now and may_scan_at <= p_now then
+            id := (
+                lpad(to_hex(coalesce(pg_sequence_last_value(p_floor[2]), 0)), 15, '0')
+                || '00000000000000000'
+            )::uuid;
+            v_pause := least(3000, v_scanned & 4095) * interval '10 milliseconds';
+            scan_at := may_scan_at + greatest(v_pause, interval '1 second');
+            -- Below 2 ms a claim that finds nothing scans at once.
+            if v_pause >= interval '100 milliseconds' then
+                may_scan_at := may_scan_at + v_pause;
+            end if;
+            return;
+        end if;
+    end if;
+    at := timestamptz '-infinity';
+    id := uuid '00000000-0000-0000-0000-000000000000';
+    may_scan_at := null;
+end;
 $$;
-comment on function _claim_floor(text) is
-'What a claim left for the next one of its session: the due time of the last row it '
-'handed out and its id, when the last walk from the start began and what it took, all '
-'in microseconds, and 2 where the walk before was slow, too; NULL where it is anything '
-'else.';
+comment on function _claim_floor(regclass[], timestamptz) is
+'Where a claim begins: behind this due time and id. Also when the next full scan is '
+'due, and when one is allowed to a claim that finds nothing. Both are NULL if there is '
+'no floor, and then each scan is full.';

@@ -2,73 +2,64 @@
 -- them, a fraction or a number in quotes, and that the lists are lists of names.
 create or replace function _document_fault(p_document jsonb, p_schema text)
 returns text
-language plpgsql
-stable
-as $$
-declare
-    v_field text;
-begin
-    if (jsonb_typeof(p_document) = 'object') is not true then
-        return 'the document must be a JSON object';
-    end if;
-    select k.name into v_field
-    from jsonb_object_keys(p_document) as k (name)
-    where k.name not in (
-        'schema', 'database_url_secret', 'lease_seconds', 'retry_base_seconds',
-        'retry_max_seconds', 'retry_jitter', 'notify', 'retention_seconds',
-        'role_prefix', 'queues', 'producer_instances', 'worker_instances',
-        'observer_instances'
-    );
-    if found then
-        return format('%I is not a field of the configuration', v_field);
-    end if;
-    if (p_document ->> 'schema' = p_schema) is not true then
-        return format('the document''s schema is not %I', p_schema);
-    end if;
-
-    for v_field in
-        select k.name
-        from unnest(array[
-            'lease_seconds', 'retry_base_seconds', 'retry_max_seconds',
-            'retention_seconds'
-        ]) as k (name)
-        where
-            k.name <> 'retention_seconds'
-            or coalesce(p_document -> k.name, 'null') <> 'null'
-    loop
-        if jsonb_typeof(p_document -> v_field) is distinct from 'number'
-            or (p_document -> v_field)::numeric % 1 <> 0 then
-            return format('%s must be a whole number', v_field);
-        end if;
-    end loop;
-
-    if jsonb_typeof(p_document -> 'retry_jitter') <> 'number' then
-        return 'retry_jitter must be a number';
-    end if;
-    if jsonb_typeof(p_document -> 'notify') <> 'boolean' then
-        return 'notify must be true or false';
-    end if;
-
-    foreach v_field in array array[
-        'queues', 'producer_instances', 'worker_instances', 'observer_instances'
-    ] loop
-        if jsonb_typeof(p_document -> v_field) <> 'array'
-            or jsonb_path_exists(
-                p_document -> v_field, 'strict $[*] ? (@.type() != "string")'
-            )
-            or jsonb_array_length(p_document -> v_field) <> (
-                select count(distinct e.value)
-                from jsonb_array_elements(p_document -> v_field) as e
-            ) then
-            return format('%s must be a list of different names', v_field);
-        end if;
-        if coalesce(jsonb_array_length(p_document -> v_field), 0) = 0
-            and v_field <> 'observer_instances' then
-            return format('%s must name something', v_field);
-        end if;
-    end loop;
-    return null;
-end;
+language sql stable as $$
+    select case
+        when (jsonb_typeof(p_document) = 'object') is not true
+            then 'the document must be a JSON object'
+        when (p_document ->> 'schema' = p_schema) is not true
+            then format('the document''s schema is not %I', p_schema)
+        else (
+            select string_agg(format(f.fault, f.name), '; ' order by f.name)
+            from (
+                select coalesce(k.name, d.key) as name,
+                    case
+                        when k.name is null
+                            then '%I is not a field of the configuration'
+                        when k.form = 'whole' and (
+                            jsonb_typeof(d.value) is distinct from 'number'
+                            or d.value::numeric % 1 <> 0
+                        )
+                            then '%s must be a whole number'
+                        when k.form = 'number' and jsonb_typeof(d.value) <> 'number'
+                            then '%s must be a number'
+                        when k.form = 'boolean' and jsonb_typeof(d.value) <> 'boolean'
+                            then '%s must be true or false'
+                        when k.form = 'names' and (
+                            jsonb_typeof(d.value) <> 'array'
+                            or jsonb_path_exists(
+                                d.value, 'strict $[*] ? (@.type() != "string")'
+                            )
+                            or jsonb_array_length(d.value) <> (
+                                select count(distinct e.value)
+                                from jsonb_array_elements(d.value) as e
+                            )
+                        )
+                            then '%s must be a list of different names'
+                        when k.form = 'names' and k.name <> 'observer_instances'
+                            and coalesce(jsonb_array_length(d.value), 0) = 0
+                            then '%s must name something'
+                    end as fault
+                from (
+                    values
+                        ('schema', ''), ('database_url_secret', ''), ('role_prefix', ''),
+                        ('lease_seconds', 'whole'), ('retry_base_seconds', 'whole'),
+                        ('retry_max_seconds', 'whole'), ('retry_jitter', 'number'),
+                        ('notify', 'boolean'), ('queues', 'names'),
+                        ('producer_instances', 'names'), ('worker_instances', 'names'),
+                        ('observer_instances', 'names'),
+                        (
+                            'retention_seconds',
+                            case
+                                when p_document -> 'retention_seconds' <> 'null'
+                                    then 'whole'
+                            end
+                        )
+                ) as k (name, form)
+                full join jsonb_each(p_document) as d on d.key = k.name
+            ) as f
+            where f.fault is not null
+        )
+    end
 $$;
 comment on function _document_fault(jsonb, text) is
 'What is wrong with the form of a configuration document; NULL: nothing.';

@@ -2,9 +2,7 @@
 -- one that is not deterministic knows no patterns, two that differ no comparison.
 create or replace function _is_name(p_text text, p_length integer)
 returns boolean
-language sql
-stable
-as $$
+language sql stable as $$
     select (
         length(p_text) <= p_length
         and p_text collate "C" ~ '^[A-Za-z0-9._:/-]+$'

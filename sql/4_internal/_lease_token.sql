@@ -2,9 +2,7 @@
 -- token tells anything of it, or of another.
 create or replace function _lease_token(p_secret bytea, p_job_id uuid)
 returns text
-language sql
-immutable
-as $$
+language sql immutable as $$
     select 'job_lease_' || encode(sha256(p_secret || uuid_send(p_job_id)), 'hex')
 $$;
 comment on function _lease_token(bytea, uuid) is

@@ -2,30 +2,14 @@ create or replace function inspect_acts(
     p_limit integer default 100, p_before bigint default null
 )
 returns setof inspected_act
-language plpgsql
-stable
-security definer
-set search_path from current
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_nestloop = on
-set enable_indexscan = on
-set enable_sort = off
-as $$
+language plpgsql stable security definer
+set search_path from current as $$
 begin
-    if (p_limit between 1 and 10000) is not true then
-        raise exception using
-            errcode = 'LJ007',
-            message = 'limit must be from 1 to 10000';
-    end if;
+    perform _require_tables();
+    perform _require_range('limit', p_limit, 1, 10000);
 
     return query
-    select
-        o.operator_act_id, o.acted_at, o.operator::text, o.act::text, o.arguments,
+    select o.operator_act_id, o.acted_at, o.operator::text, o.act::text, o.arguments,
         o.job_count, o.login::text
     from operator_act as o
     where o.operator_act_id < coalesce(p_before, 9223372036854775807)

@@ -1,63 +1,41 @@
 create or replace function inspect_health()
 returns setof inspected_finding
-language plpgsql
-stable
-security definer
-set search_path from current
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_nestloop = on
-set enable_indexscan = on
-set enable_sort = off
-as $$
+language plpgsql stable security definer
+set search_path from current as $$
 declare
-    v_missing text := _missing_table();
+    v_parts text[] := array[
+        'sessions', 'objects', 'roles', 'settings', 'history', 'queues', 'failures',
+        'rows', 'storage', 'server'
+    ];
 begin
-    if v_missing is not null then
-        return query
-        select
-            h.severity, h.finding, 'table ' || v_missing, null::timestamptz,
-            'is missing', h.remedy
-        from health_finding as h
-        where h.finding = 'object_changed';
+    return query
+    select 'critical', 'object_changed', t.subject, null::timestamptz, t.detail,
+        'lenso-jobs check'
+    from _catalogue_lost_table() as t;
+    if found then
         return;
     end if;
 
-    -- Behind a lock on a whole table everything else would wait, too.
-    if (_explained_lock(null, null)).reason is not null then
-        return query
-        select h.severity, f.finding, f.subject, f.since, f.detail, h.remedy
-        from _faults_of_sessions() as f
-        join health_finding as h on h.finding = f.finding;
-        return;
+    -- Behind a lock on a whole table the other parts would wait, too.
+    if (_explain_lock(null, null)).reason is not null then
+        v_parts := array['sessions'];
     end if;
 
     return query
-    with found as (
-        select s.* from _faults_of_sessions() as s
-        union all
-        select o.* from _faults_of_objects() as o
-        union all
-        select r.* from _faults_of_roles() as r
-        union all
-        select h.* from _faults_of_history() as h
-        union all
-        select q.* from _faults_of_queues() as q
-        union all
-        select s.* from _faults_of_storage() as s
-    )
-    select h.severity, f.finding, f.subject, f.since, f.detail, h.remedy
-    from found as f
+    select h.severity, f.finding, f.subject, f.since, f.detail,
+        coalesce(f.remedy, h.remedy)
+    from unnest(v_parts) as p (part)
+    cross join lateral _health_part(p.part) as f
     join health_finding as h on h.finding = f.finding
     order by
         array_position(array['critical', 'warning', 'notice'], h.severity),
         -- Causes before what comes of them.
         f.finding in ('queue_silent', 'queue_behind', 'leases_expired'),
         f.finding, f.subject;
+exception when others then
+    return query
+    select 'critical', 'object_changed', 'objects', null::timestamptz,
+        'cannot be read: ' || sqlerrm, 'lenso-jobs check';
 end;
 $$;
 comment on function inspect_health() is

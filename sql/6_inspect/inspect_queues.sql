@@ -1,109 +1,74 @@
 create or replace function inspect_queues()
 returns setof inspected_queue
-language plpgsql
-stable
-security definer
-set search_path from current
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_nestloop = on
-set enable_indexscan = on
-set enable_sort = off
-as $$
+language plpgsql stable security definer
+set search_path from current as $$
 declare
-    v_now   timestamptz := clock_timestamp();
-    v_from  timestamptz := v_now - interval '5 minutes';
-    v_share real        := _share_to_read();
+    v_now   timestamptz      := clock_timestamp();
+    v_from  timestamptz      := v_now - interval '5 minutes';
+    v_share real             := _queue_share_to_read();
+    v_scale double precision := 100 / v_share;
 begin
+    perform _require_tables();
+
     return query
-    with live as (
-        select
-            l.queue,
-            count(*) filter (
-                where l.lease_owner is null and l.available_at <= v_now
-            ) as ready,
-            count(*) filter (
-                where l.lease_owner is null and l.available_at > v_now and l.attempt = 0
-            ) as scheduled,
-            count(*) filter (
-                where l.lease_owner is null and l.available_at > v_now and l.attempt > 0
-            ) as retry_waiting,
+    with live as materialized (
+        select l.queue,
+            count(*) filter (where w.is_free and l.available_at <= v_now) as ready,
+            count(*) filter (where w.is_later and l.last_failure_code is null) as scheduled,
+            count(*) filter (where w.is_later and l.last_failure_code is not null)
+            as retry_waiting,
             count(*) filter (where l.lease_expires_at > v_now) as running,
             count(*) filter (where l.lease_expires_at <= v_now) as expired,
+            count(*) filter (
+                where _lease_is_broken(
+                    l.leased_at, l.lease_expires_at, l.lease_owner, l.lease_token_hash
+                )
+            ) as broken,
             min(l.lease_expires_at) filter (where l.lease_expires_at <= v_now)
             as oldest_lapse_at,
+            min(l.leased_at) filter (where l.lease_expires_at > v_now) as oldest_leased_at,
             max(l.leased_at) as last_claimed_at
         from live_job as l tablesample system (v_share)
+        cross join lateral (
+            select l.lease_owner is null, l.lease_owner is null and l.available_at > v_now
+        ) as w (is_free, is_later)
         group by l.queue
     ),
-    -- A job's row is found by its key behind a fence, and of the ends only so many are
-    -- read as a second or so of a busy Instance holds.
-    ends as materialized (
-        select j.queue, e.*
-        from (
-            select a.job_id, a.leased_at, a.ended_at, a.outcome, a.failure_code
-            from attempt as a
-            where
-                a.ended_at > v_from
-                and (
-                    a.outcome in ('succeeded', 'failed')
-                    or a.failure_code = 'attempts_exhausted'
-                )
-            order by a.ended_at desc
-            limit 10000
-        ) as e
-        cross join lateral (
-            select i.queue from job as i where i.job_id = e.job_id offset 0
-        ) as j
-    ),
-    codes as (
-        select e.queue, e.failure_code, count(*) as number
-        from ends as e
-        where e.outcome <> 'succeeded'
-        group by e.queue, e.failure_code
-    ),
+    ends as materialized (select e.* from _queue_ends(v_from) as e),
     ended as (
-        select
-            e.queue,
-            count(*) filter (where e.outcome = 'succeeded') as succeeded,
-            count(*) filter (where e.outcome <> 'succeeded') as failed,
-            max(e.leased_at) as last_claimed_at,
-            (
-                select jsonb_object_agg(c.failure_code, c.number)
-                from codes as c
-                where c.queue = e.queue
-            ) as failure_codes
+        select e.queue, max(e.leased_at) as last_claimed_at,
+            count(*) filter (where not e.has_failed) as succeeded,
+            count(*) filter (where e.has_failed) as failed
         from ends as e
         group by e.queue
     ),
-    named as (
-        select q.queue from queue as q
-        union
-        select l.queue from live as l
+    codes as (
+        select c.queue, jsonb_object_agg(c.failure_code, c.number) as numbers
+        from (
+            select e.queue, e.failure_code, count(*) as number
+            from ends as e
+            where e.has_failed
+            group by e.queue, e.failure_code
+        ) as c
+        group by c.queue
     )
-    select
-        n.queue::text,
+    select n.queue::text,
         exists (select from queue as q where q.queue = n.queue), v_share < 100,
-        coalesce(round(l.ready * 100 / v_share)::bigint, 0),
-        coalesce(round(l.scheduled * 100 / v_share)::bigint, 0),
-        coalesce(round(l.retry_waiting * 100 / v_share)::bigint, 0),
-        coalesce(round(l.running * 100 / v_share)::bigint, 0),
-        coalesce(round(l.expired * 100 / v_share)::bigint, 0),
+        coalesce(round(l.ready * v_scale), 0)::bigint,
+        coalesce(round(l.scheduled * v_scale), 0)::bigint,
+        coalesce(round(l.retry_waiting * v_scale), 0)::bigint,
+        coalesce(round(l.running * v_scale), 0)::bigint,
+        coalesce(round(l.expired * v_scale), 0)::bigint,
         v_now - (
             select r.available_at::timestamptz
             from live_job as r
-            where
-                r.queue = n.queue
+            where r.queue = n.queue
                 and r.available_at <= v_now
                 and r.lease_expires_at is null
             order by r.available_at, r.job_id
             limit 1
         ),
-        least(l.oldest_lapse_at, h.oldest_lapse_at)::timestamptz,
+        least(l.oldest_lapse_at, h.oldest_lapse_at),
         (
             select r.available_at::timestamptz
             from live_job as r
@@ -111,31 +76,23 @@ begin
             order by r.available_at, r.job_id
             limit 1
         ),
-        greatest(l.last_claimed_at, h.last_claimed_at, e.last_claimed_at)::timestamptz,
-        case
-            when (select count(*) from ends) = 10000
-                then (select min(x.ended_at) from ends as x)::timestamptz
-            else v_from
+        greatest(l.last_claimed_at, h.last_claimed_at, e.last_claimed_at),
+        case (select count(*) from ends)
+            when 10000 then (select min(x.ended_at) from ends as x) else v_from
         end,
         coalesce(e.succeeded, 0), coalesce(e.failed, 0),
-        coalesce(e.failure_codes, '{}'), _workers_waiting(n.queue)
-    from named as n
+        coalesce(c.numbers, '{}'), _session_waiting(n.queue),
+        coalesce(greatest(round(l.broken * v_scale)::bigint, h.broken), 0),
+        least(l.oldest_leased_at, h.oldest_leased_at),
+        (select q.paused_at from queue as q where q.queue = n.queue)
+    from (select q.queue from queue as q union select v.queue from live as v) as n
     left join live as l on l.queue = n.queue
     left join ended as e on e.queue = n.queue
+    left join codes as c on c.queue = n.queue
     -- A sample may miss the few that run, which lie where claims begin.
-    cross join lateral (
-        select
-            max(f.leased_at) as last_claimed_at,
-            min(f.lease_expires_at) filter (where f.lease_expires_at <= v_now)
-            as oldest_lapse_at
-        from (
-            select r.leased_at, r.lease_expires_at
-            from live_job as r
-            where r.queue = n.queue and r.available_at <= v_now and v_share < 100
-            order by r.available_at, r.job_id
-            limit 10000
-        ) as f
-    ) as h
+    left join lateral (
+        select f.* from _queue_front(n.queue, v_now) as f where v_share < 100
+    ) as h on true
     order by 1;
 end;
 $$;

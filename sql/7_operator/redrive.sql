@@ -1,52 +1,37 @@
 create or replace function redrive(p_job_id uuid, p_extra_attempts integer default 1)
 returns failed_job
-language plpgsql
-security definer
-set search_path from current
-set plan_cache_mode = force_generic_plan
-set jit = off
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_nestloop = on
-set enable_indexscan = on
-set enable_sort = off
-as $$
+language plpgsql security definer
+set search_path from current as $$
 declare
-    v_jobs integer;
-    v_now  timestamptz;
+    v_jobs   integer;
+    v_due_at timestamptz;
 begin
-    if (p_extra_attempts between 1 and 100) is not true then
-        raise exception using
-            errcode = 'LJ007',
-            message = 'extra_attempts must be from 1 to 100';
-    end if;
+    perform _require_policy();
+    perform _require_range('extra_attempts', p_extra_attempts, 1, 100);
 
-    select q.jobs, q.available_at into v_jobs, v_now
-    from _requeue(array[p_job_id], p_extra_attempts) as q;
+    select q.jobs, q.available_at into v_jobs, v_due_at
+    from _redrive_jobs(array[p_job_id], p_extra_attempts, 0) as q;
     if not exists (select from job as j where j.job_id = p_job_id) then
-        raise exception using
-            errcode = 'LJ006',
+        raise exception using errcode = 'LJ006',
             message = 'no such job',
-            hint    = 'It may have been purged, or belong to another Instance.';
+            hint    = 'It may be purged, erased, or of another Instance.';
     end if;
     if v_jobs = 0 then
-        raise exception using
-            errcode = 'LJ007',
+        raise exception using errcode = 'LJ007',
             message = 'the job has not failed',
-            hint    = 'Only a job whose status is failed can be redriven.';
+            hint    = 'Only a job whose status is failed can be redriven. lenso-jobs '
+                      'explain says how to put a lost job back.';
     end if;
-    perform _wake(j.queue)
+    perform _queue_wake(j.queue)
     from job as j
-    where j.job_id = p_job_id and _is_awaited(j.queue);
+    where j.job_id = p_job_id and _queue_is_awaited(j.queue);
 
     insert into operator_act (operator, act, arguments, job_count)
     values (
         _caller(), 'redrive',
         jsonb_build_object('job_id', p_job_id, 'extra_attempts', p_extra_attempts), 1
     );
-    return ('queued'::text, v_now);
+    return ('queued'::text, v_due_at);
 end;
 $$;
 comment on function redrive(uuid, integer) is

@@ -4,9 +4,9 @@
         [--add]
 
 The server is the one in LENSO_JOBS_SERVER_URL, else one of our own on disk (PG_BINDIR
-chooses which). Absolute figures mean little on a shared machine; the ratios are medians
-over the rounds, each to a figure of the same round. --scale 0.1 is a rehearsal; --add
-keeps what DIR holds of other measures, where they were taken in the same way.
+chooses which). Absolute figures mean little on a shared machine. A ratio is the
+median over the rounds, each to a figure of the same round. --scale 0.1 is a rehearsal.
+--add keeps the other measures in DIR, if they were taken in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main():
     options = parser.parse_args()
 
     rows, curves = {}, {}
-    with serving() as server:
+    with serving(options.scale) as server:
         for name in options.only:
             started = time.monotonic()
             with stage(server) as it:
@@ -41,13 +41,13 @@ def main():
                     "scale": options.scale,
                 }
                 if name in measures.MEASURES:
-                    run = measures.MEASURES[name].run
-                    figures = run(it, options.rounds, options.scale)
-                    rows[name] = report.summary(name, figures)
+                    run = measures.MEASURES[name]
+                    for row, figures in run(it, options.rounds, options.scale).items():
+                        rows[row] = report.summary(row, figures)
+                        print(f"{row}: {rows[row]['ratio']:.2f}", flush=True)
                 else:
                     curves[name] = getattr(measures, name)(it, options.scale)
-            ratio = f"{rows[name]['ratio']:.2f}" if name in rows else "plotted"
-            print(f"{name}: {ratio} ({time.monotonic() - started:.0f} s)", flush=True)
+            print(f"{name} took {time.monotonic() - started:.0f} s", flush=True)
             if options.add:
                 rows = report.kept(options.out, machine) | rows
             table = report.write(options.out, machine, rows, curves)

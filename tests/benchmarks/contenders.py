@@ -29,20 +29,25 @@ class Floor:
 
     table = "floor_job"
     batch = 100
+    text = TEXT
 
     def __init__(self, session, second=None):  # noqa: ARG002 - as the others are opened
         self.cursor = session.cursor()
         self.claim_one = CLAIM.format(table=self.table, limit=1)
 
+    def carry(self, payload):
+        """Enqueue with this payload from now on."""
+        self.text = json.dumps(payload)
+
     def enqueue(self):
         """Insert a row."""
         self.cursor.execute(
             "insert into floor_job (queue, payload) values ('email', %s) returning id",
-            (TEXT,),
+            (self.text,),
         ).fetchone()
 
     def claim(self):
-        """Update the first row that is ready; answers what complete takes."""
+        """Update the first row that is ready and return what complete takes."""
         return self.cursor.execute(self.claim_one).fetchone()
 
     def complete(self, job):
@@ -52,7 +57,7 @@ class Floor:
         )
 
     def bulk(self, count):
-        """COPY rows in, which answers no ids."""
+        """COPY rows in, which returns no ids."""
         with self.cursor.copy("copy floor_job (queue, payload) from stdin") as copy:
             for _ in range(count):
                 copy.write_row(("email", TEXT))
@@ -81,7 +86,7 @@ class Kept(Floor):
         self.cursor.execute(
             "insert into kept_job (queue, payload, key) values ('email', %s, %s)"
             " on conflict (key) do nothing returning id",
-            (TEXT, str(uuid4())),
+            (self.text, str(uuid4())),
         ).fetchone()
 
     def complete(self, job):
@@ -118,14 +123,21 @@ class LensoJobs:
     """This project, through its own client."""
 
     batch = 500
+    payload = PAYLOAD
 
-    def __init__(self, session, second=None, schema="jobs_bench"):
-        self.jobs = Jobs(session, schema)
+    def __init__(self, session, second=None, schema="jobs_bench", caller=None):
+        self.jobs = Jobs(session, schema, caller)
         self.second = second and Jobs(second, schema)
 
+    def carry(self, payload):
+        """Enqueue with this payload from now on."""
+        self.payload = payload
+
     def enqueue(self):
-        """Enqueue one job under a key of its own."""
-        return self.jobs.enqueue("email", "send", PAYLOAD, idempotency_key=str(uuid4()))
+        """Enqueue one job under a key that no other job has."""
+        return self.jobs.enqueue(
+            "email", "send", self.payload, idempotency_key=str(uuid4())
+        )
 
     def claim(self):
         """Lease one job."""

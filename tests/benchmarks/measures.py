@@ -1,7 +1,8 @@
-"""The measures, one function each: figures of every contender in every round.
+"""The measures: figures of every contender in every round.
 
-A measure answers ``{contender: [figure of each round]}``. What is compared runs in the
-same round, in an order drawn anew; only ratios within a round mean anything.
+A measure returns ``{row of the report: {contender: [figure of each round]}}``. What is
+compared takes turns in short blocks, in an order drawn anew; only ratios within a round
+mean anything.
 """
 
 from __future__ import annotations
@@ -14,42 +15,50 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue as Queue
-from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
-from contenders import CLAIM, TEXT, Floor, Kept, LensoJobs
+from contenders import CLAIM, PAYLOAD, TEXT, Floor, Kept, LensoJobs
 from lenso_jobs import Jobs, Worker
 
-FLOOR, KEPT, OURS = "plain table", "with key and evidence", "lenso-jobs"
+FLOOR, KEPT, OURS = "plain table", "raw SQL with a key", "lenso-jobs"
+NONE, LOADED = "none", "loaded"
 OPEN = {FLOOR: Floor, KEPT: Kept, OURS: LensoJobs}
-MEASURES = {}
+MEASURES, ROWS = {}, {}
 PLOTTED = ("held_pairs", "backlog", "producers")
+BLOCKS = 20
 
 
 @dataclass(frozen=True)
-class Measure:
+class Row:
     """One row of the report."""
 
     title: str
     unit: str
-    run: Any
+    wanted: float | None = None
     against: str = FLOOR
+    of: str = OURS
     more_is_better: bool = True
-    must: float | None = None
-    aim: float | None = None
     peers: str = ""
 
 
-def measure(title, unit, **more):
-    """Register a function as a measure under its own name."""
+def measure(**rows):
+    """Register a function under its own name, and its rows of the report."""
 
     def register(function):
-        MEASURES[function.__name__] = Measure(title, unit, function, **more)
+        MEASURES[function.__name__] = function
+        ROWS.update(rows)
         return function
 
     return register
+
+
+def costs(title, unit, wanted, **more):
+    """Describe a row of which less is better, by default beside a load and without."""
+    more = {"against": NONE, "of": LOADED} | more
+    return Row(title, unit, wanted, more_is_better=False, **more)
 
 
 def shuffled(things):
@@ -57,154 +66,246 @@ def shuffled(things):
     return random.sample(list(things), len(things))
 
 
-def rate(call, times, warm=20):
-    """Calls a second, after a few that are not counted."""
-    for _ in range(warm):
-        call()
-    started = time.perf_counter()
-    for _ in range(times):
-        call()
-    return times / (time.perf_counter() - started)
+def in_turn(calls, size, blocks=BLOCKS, pick=statistics.median):
+    """Seconds a call of each contender: the median of its blocks."""
+    spans = {name: [] for name in calls}
+    for block in range(blocks + 1):
+        for name in shuffled(calls):
+            call, started = calls[name], time.perf_counter()
+            for _ in range(size):
+                call()
+            if block:  # the first one warms up
+                spans[name].append((time.perf_counter() - started) / size)
+    return {name: pick(spent) for name, spent in spans.items()}
 
 
-@measure(
-    "enqueue, one connection",
-    "jobs/s",
-    must=0.8,
-    aim=0.9,
-    peers="0.72",
-)
-def enqueue_one(it, rounds, scale):
-    """One job a call, one call a transaction."""
-    figures = {name: [] for name in OPEN}
+def rates(it, rounds, size, call, contenders=OPEN, jobs=1, blocks=BLOCKS):
+    """Jobs a second of each contender in each round; ``call`` makes what is timed."""
+    figures = {name: [] for name in contenders}
     for _ in range(rounds):
         it.empty()
-        for name in shuffled(OPEN):
-            with it.worker() as session:
-                call = OPEN[name](session).enqueue
-                figures[name].append(rate(call, int(2000 * scale)))
+        with contextlib.ExitStack() as stack:
+            calls = {
+                name: call(contender(stack.enter_context(it.worker())))
+                for name, contender in contenders.items()
+            }
+            for name, seconds in in_turn(calls, size, blocks).items():
+                figures[name].append(jobs / seconds)
     return figures
 
 
-def _enqueue_for(it, name, more, seconds, results):
-    with it.worker() as session:
-        contender = OPEN[name](session, **more)
-        for _ in range(20):
-            contender.enqueue()
-        count, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            contender.enqueue()
-            count += 1
-        results.put(count / seconds)
+def scaled(count, scale):
+    """So many in a rehearsal: at least one."""
+    return max(1, int(count * scale))
 
 
-def in_processes(it, producers, name, seconds, **more):
-    """The rate of so many producers together, each a process."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+def of_bytes(size):
+    """A payload of so many bytes as text."""
+    return PAYLOAD | {"body": "x" * (size - len(TEXT) - len(', "body": ""'))}
+
+
+PAYLOADS = {60: PAYLOAD, 400: of_bytes(400), 1000: of_bytes(1000)}
+
+
+@measure(
+    **{
+        f"enqueue_{size}": Row(
+            f"enqueue, one connection, payload of {size} bytes",
+            "jobs/s",
+            0.8,
+            against=KEPT,
+            peers="0.72 of the plain table" if size == 60 else "",
+        )
+        for size in PAYLOADS
+    }
+)
+def enqueue(it, rounds, scale):
+    """One job a call, one call a transaction."""
+
+    def call(payload):
+        def made(contender):
+            contender.carry(payload)
+            return contender.enqueue
+
+        return made
+
+    return {
+        f"enqueue_{size}": rates(it, rounds, scaled(50, scale), call(payload))
+        for size, payload in PAYLOADS.items()
+    }
+
+
+def _produce(it, kinds, order, seconds, barrier, results):
+    """Enqueue by each kind in this order, all producers at once."""
+    with contextlib.ExitStack() as stack:
+        contenders = {
+            kind: OPEN[name](stack.enter_context(it.worker()), **more)
+            for kind, (name, more) in kinds.items()
+        }
+        for contender in contenders.values():
+            for _ in range(10):
+                contender.enqueue()
+        for kind in order:
+            barrier.wait()
+            count, end = 0, time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                contenders[kind].enqueue()
+                count += 1
+            results.put((kind, count / seconds))
+            barrier.wait()
+
+
+def in_processes(it, producers, kinds, order, seconds):
+    """Yield a kind and the rate of so many processes together, in this order."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["measures"])
+    barrier, results = context.Barrier(producers), context.Queue()
+    arguments = (it, kinds, order, seconds, barrier, results)
     processes = [
-        context.Process(target=_enqueue_for, args=(it, name, more, seconds, results))
-        for _ in range(producers)
+        context.Process(target=_produce, args=arguments) for _ in range(producers)
     ]
     for process in processes:
         process.start()
-    total = sum(results.get(timeout=120) for _ in processes)
+    for kind in order:
+        yield kind, sum(results.get(timeout=120)[1] for _ in processes)
     for process in processes:
         process.join()
-    return total
 
 
-@measure("enqueue, four connections", "jobs/s", must=0.65, aim=0.85, peers="0.52")
+@measure(enqueue_four=Row("enqueue, four connections", "jobs/s", 0.7, peers="0.52"))
 def enqueue_four(it, rounds, scale):
     """Four processes, one job a call."""
     figures = {name: [] for name in OPEN}
+    kinds = {name: (name, {}) for name in OPEN}
     for _ in range(rounds):
         it.empty()
-        for name in shuffled(OPEN):
-            figures[name].append(in_processes(it, 4, name, 3 * scale))
-    return figures
+        blocks = {name: [] for name in OPEN}
+        order = [name for _ in range(6) for name in shuffled(OPEN)]
+        for name, each in in_processes(it, 4, kinds, order, max(0.05, 0.5 * scale)):
+            blocks[name].append(each)
+        for name, each in blocks.items():
+            figures[name].append(statistics.median(each))
+    return {"enqueue_four": figures}
 
 
 @measure(
-    "bulk enqueue of 10,000, one connection",
-    "jobs/s",
-    peers="0.28 (no caller's keys)",
+    bulk=Row(
+        "bulk enqueue by the thousand, one connection",
+        "jobs/s",
+        0.6,
+        against=KEPT,
+        peers="0.28 of the plain table (no caller's keys)",
+    )
 )
-def bulk_one(it, rounds, scale):
-    """A thousand a call; the plain table by COPY, which answers nothing."""
-    figures = {name: [] for name in OPEN}
-    for _ in range(rounds):
-        it.empty()
-        for name in shuffled(OPEN):
-            with it.worker() as session:
-                contender, count = OPEN[name](session), int(10_000 * scale)
-                contender.bulk(1000)
-                started = time.perf_counter()
-                contender.bulk(count)
-                figures[name].append(count / (time.perf_counter() - started))
-    return figures
+def bulk(it, rounds, scale):
+    """A thousand a call; the plain table by COPY, which returns nothing."""
+    size = scaled(1000, scale)
 
+    def call(contender):
+        return lambda: contender.bulk(size)
 
-def _bulk_for(it, name, count, ready, results):
-    with it.worker() as session:
-        contender = OPEN[name](session)
-        contender.bulk(1000)
-        ready.wait()
-        started = time.time()
-        contender.bulk(count)
-        results.put((started, time.time()))
-
-
-@measure("bulk enqueue of 20,000, two connections", "jobs/s")
-def bulk_two(it, rounds, scale):
-    """Two processes, each as above."""
-    figures = {name: [] for name in OPEN}
-    context = multiprocessing.get_context("spawn")
-    count = int(10_000 * scale)
-    for _ in range(rounds):
-        it.empty()
-        for name in shuffled(OPEN):
-            ready, results = context.Barrier(2), context.Queue()
-            processes = [
-                context.Process(
-                    target=_bulk_for, args=(it, name, count, ready, results)
-                )
-                for _ in range(2)
-            ]
-            for process in processes:
-                process.start()
-            spans = [results.get(timeout=120) for _ in processes]
-            for process in processes:
-                process.join()
-            took = max(end for _, end in spans) - min(start for start, _ in spans)
-            figures[name].append(2 * count / took)
-    return figures
+    return {"bulk": rates(it, rounds, 1, call, jobs=size, blocks=10)}
 
 
 @measure(
-    "drain of 20,000 no-op jobs, evidence kept",
-    "jobs/s",
-    must=1.1,
-    aim=1.3,
-    peers="0.83 (rows deleted)",
+    cycle=Row("enqueue + claim + complete, one at a time", "jobs/s", 0.78, peers="0.53")
+)
+def cycle(it, rounds, scale):
+    """Three calls a job, each a transaction."""
+
+    def call(contender):
+        def whole():
+            contender.enqueue()
+            contender.complete(contender.claim())
+
+        return whole
+
+    return {"cycle": rates(it, rounds, scaled(25, scale), call)}
+
+
+ACTING = "with caller="
+
+
+@measure(
+    caller=costs("a call with `caller=` ÷ without", "ms", 1.5, against=OURS, of=ACTING)
+)
+def caller(it, rounds, scale):
+    """Enqueue on a kept client: the role is put in force for each call."""
+    figures = {OURS: [], ACTING: []}
+    with it.worker() as session, it.connect() as other:
+        calls = {
+            OURS: LensoJobs(session).enqueue,
+            ACTING: LensoJobs(other, caller="bench").enqueue,
+        }
+        for _ in range(rounds):
+            it.empty()
+            for name, each in in_turn(calls, scaled(50, scale)).items():
+                figures[name].append(each * 1000)
+    return {"caller": figures}
+
+
+WORKER = "Worker"
+
+
+@measure(
+    drain=Row(
+        "drain of 20,000 no-op jobs, evidence kept",
+        "jobs/s",
+        1.1,
+        peers="0.83 (rows deleted)",
+    ),
+    worker_drain=Row(
+        "drain of 20,000 no-op jobs by a Worker", "jobs/s", 1.2, of=WORKER
+    ),
 )
 def drain(it, rounds, scale):
-    """The plain tables 100 at a time; ours 500 a claim, completed on a second one."""
-    figures = {name: [] for name in OPEN}
-    count = int(20_000 * scale)
+    """The plain tables 100 at a time; ours 500 a claim, completed on a second one.
+
+    A Worker is idle, and is woken by one commit of all jobs.
+    """
+    figures = {name: [] for name in (*OPEN, WORKER)}
+    count = scaled(20_000, scale)
     for _ in range(rounds):
-        for name in shuffled(OPEN):
+        for name in shuffled(figures):
             it.empty()
             with it.worker() as session, it.worker() as second:
-                contender = OPEN[name](session, second)
-                contender.bulk(1000)
-                contender.drain()
-                contender.bulk(count)
-                vacuum(it)
-                started = time.perf_counter()
-                contender.drain()
-                figures[name].append(count / (time.perf_counter() - started))
-    return figures
+                if name == WORKER:
+                    seconds = _worked(it, session, count)
+                else:
+                    contender = OPEN[name](session, second)
+                    contender.bulk(1000)
+                    contender.drain()
+                    contender.bulk(count)
+                    vacuum(it)
+                    started = time.perf_counter()
+                    contender.drain()
+                    seconds = time.perf_counter() - started
+            figures[name].append(count / seconds)
+    return {"drain": figures, "worker_drain": figures}
+
+
+def _worked(it, session, count):
+    """Seconds from the commit of so many jobs until a Worker has completed all."""
+    contender, begun = LensoJobs(session), []
+    contender.bulk(1000)
+    with it.connect() as owner, working(it, begun.append, batch=500):
+        until_empty(owner)
+        begun.clear()
+        with session.transaction():
+            contender.bulk(count)
+            started = time.perf_counter()
+        while len(begun) < count:
+            time.sleep(0.005)
+        until_empty(owner)
+        return time.perf_counter() - started
+
+
+def until_empty(session):
+    """Return once every job has ended, to the next few milliseconds."""
+    while session.execute(
+        "select exists (select from jobs_bench.live_job)"
+    ).fetchone() == (True,):
+        time.sleep(0.005)
 
 
 def vacuum(it):
@@ -213,30 +314,6 @@ def vacuum(it):
         session.execute(
             "vacuum analyze floor_job, kept_job, jobs_bench.live_job, jobs_bench.job"
         )
-
-
-@measure(
-    "enqueue + claim + complete, one at a time",
-    "jobs/s",
-    must=0.7,
-    aim=0.85,
-    peers="0.53",
-)
-def cycle(it, rounds, scale):
-    """Three calls a job, each a transaction."""
-    figures = {name: [] for name in OPEN}
-    for _ in range(rounds):
-        it.empty()
-        for name in shuffled(OPEN):
-            with it.worker() as session:
-                contender = OPEN[name](session)
-
-                def whole(contender=contender):
-                    contender.enqueue()
-                    contender.complete(contender.claim())
-
-                figures[name].append(rate(whole, int(1000 * scale)))
-    return figures
 
 
 @contextlib.contextmanager
@@ -256,46 +333,6 @@ def working(it, handler, **options):
     finally:
         worker.stop()
         thread.join()
-
-
-@measure("drain of 20,000 no-op jobs by a Worker", "jobs/s", must=1.1)
-def worker_drain(it, rounds, scale):
-    """As above; a worker that idles is woken by one commit of all jobs."""
-    figures = {FLOOR: [], OURS: []}
-    count = int(20_000 * scale)
-    for _ in range(rounds):
-        for name in shuffled(figures):
-            it.empty()
-            with it.worker() as session, it.connect() as owner:
-                contender = OPEN[name](session)
-                contender.bulk(1000)
-                if name == FLOOR:
-                    contender.drain()
-                    contender.bulk(count)
-                    vacuum(it)
-                    started = time.perf_counter()
-                    contender.drain()
-                else:
-                    begun = []
-                    with working(it, begun.append, batch=500):
-                        until_empty(owner)
-                        begun.clear()
-                        with session.transaction():
-                            contender.bulk(count)
-                            started = time.perf_counter()
-                        while len(begun) < count:
-                            time.sleep(0.005)
-                        until_empty(owner)
-                figures[name].append(count / (time.perf_counter() - started))
-    return figures
-
-
-def until_empty(session):
-    """Return once every job has ended, to the next few milliseconds."""
-    while session.execute(
-        "select exists (select from jobs_bench.live_job)"
-    ).fetchone() == (True,):
-        time.sleep(0.005)
 
 
 class FloorWorker:
@@ -339,8 +376,8 @@ class OurWorker:
     """``Jobs.claim(wait=)``, as an application would."""
 
     def __init__(self, it):
-        self.jobs = Jobs(it.worker(), "jobs_bench")
-        self.producer = LensoJobs(it.worker())
+        self.jobs = Jobs(it.worker(), "jobs_waited")
+        self.producer = LensoJobs(it.worker(), schema="jobs_waited")
 
     def next(self):
         """Wait for a job and lease it."""
@@ -357,8 +394,8 @@ class OurWorker:
 
     def close(self):
         """Close both connections."""
-        self.jobs.close()
-        self.producer.jobs.close()
+        self.jobs._source.close()
+        self.producer.jobs._source.close()
 
 
 class OurRunningWorker:
@@ -388,7 +425,7 @@ class OurRunningWorker:
     def close(self):
         """Stop."""
         self.stack.close()
-        self.producer.jobs.close()
+        self.producer.jobs._source.close()
 
 
 def pick_ups(worker, count):
@@ -411,80 +448,62 @@ def pick_ups(worker, count):
         worker.enqueue()
         taken.acquire()
     thread.join()
-    worker.close()
     return [later - earlier for earlier, later in zip(sent, picked, strict=True)]
 
 
-def _latency(it, rounds, scale, pick, ours=OurWorker):
-    figures = {FLOOR: [], OURS: []}
-    kinds = {FLOOR: FloorWorker, OURS: ours}
-    for _ in range(rounds):
-        it.empty()
-        for name in shuffled(kinds):
-            spans = pick_ups(kinds[name](it), int(200 * scale))
-            figures[name].append(pick(spans) * 1000)
-    return figures
+WAITING = {FLOOR: FloorWorker, OURS: OurWorker, WORKER: OurRunningWorker}
+PERCENTILES = {
+    "p50": ("median", statistics.median, "1.7"),
+    "p95": ("95th percentile", lambda s: sorted(s)[-len(s) // 20], "1.9"),
+}
 
 
 @measure(
-    "pick-up latency of an idle worker, median",
-    "ms",
-    more_is_better=False,
-    must=1.2,
-    peers="1.7",
+    **{
+        f"{name}_{short}": costs(
+            f"pick-up latency of {who}, {long}",
+            "ms",
+            1.2,
+            against=FLOOR,
+            of=of,
+            peers=peers,
+        )
+        for name, who, of in (
+            ("wait", "`claim(wait=)`", OURS),
+            ("worker", "an idle Worker", WORKER),
+        )
+        for short, (long, _, peers) in PERCENTILES.items()
+    }
 )
-def latency_p50(it, rounds, scale):
-    """Producer and worker are threads of one process."""
-    return _latency(it, rounds, scale, statistics.median)
-
-
-@measure(
-    "pick-up latency of an idle worker, 95th percentile",
-    "ms",
-    more_is_better=False,
-    must=1.2,
-    peers="1.9",
-)
-def latency_p95(it, rounds, scale):
-    """The same."""
-    return _latency(it, rounds, scale, lambda spans: sorted(spans)[-len(spans) // 20])
-
-
-@measure(
-    "pick-up latency of an idle Worker, median",
-    "ms",
-    more_is_better=False,
-    must=1.2,
-    peers="1.7",
-)
-def worker_p50(it, rounds, scale):
-    """Until its handler begins."""
-    return _latency(it, rounds, scale, statistics.median, OurRunningWorker)
-
-
-@measure(
-    "pick-up latency of an idle Worker, 95th percentile",
-    "ms",
-    more_is_better=False,
-    must=1.2,
-    peers="1.9",
-)
-def worker_p95(it, rounds, scale):
-    """The same."""
-    return _latency(
-        it,
-        rounds,
-        scale,
-        lambda spans: sorted(spans)[-len(spans) // 20],
-        OurRunningWorker,
-    )
+def latency(it, rounds, scale):
+    """Producer and worker are threads of one process; the raw one listens, too."""
+    it.instance("jobs_waited")
+    figures = {short: {name: [] for name in WAITING} for short in PERCENTILES}
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name, kind in WAITING.items():
+            workers[name] = stack.enter_context(contextlib.closing(kind(it)))
+            pick_ups(workers[name], 5)
+        for _ in range(rounds):
+            spans = {name: [] for name in WAITING}
+            for _ in range(10):
+                for name in shuffled(WAITING):
+                    spans[name] += pick_ups(workers[name], scaled(20, scale))
+            for short, (_, pick, _) in PERCENTILES.items():
+                for name in WAITING:
+                    figures[short][name].append(pick(spans[name]) * 1000)
+    return {
+        f"{name}_{short}": figures[short]
+        for name in ("wait", "worker")
+        for short in PERCENTILES
+    }
 
 
 def pairs(it, schema, blocks, size, calls=("claim", "complete"), beside=None):
     """Seconds of blocks of single calls on one Instance and on another, in turn.
 
-    Answers ``{schema: {call: [seconds of each block]}}``; ``beside`` is a context
-    manager made anew around each block of the second Instance.
+    Return ``{schema: {call: [seconds of each block]}}``. ``beside`` makes a context
+    manager around each block of the second Instance.
     """
     spent = {name: {call: [] for call in calls} for name in ("jobs_bench", schema)}
     with contextlib.ExitStack() as stack:
@@ -520,13 +539,13 @@ def _timed(seconds, name, call, *arguments):
 
 
 def _flat(it, schema, rounds, size, prepare, renew=lambda: None, **more):
-    figures = {"none": [], "loaded": []}
+    figures = {NONE: [], LOADED: []}
     it.instance(schema)
     prepare(schema)
     for _ in range(rounds):
         renew()
         spent = pairs(it, schema, 8, size, **more)
-        for name, key in (("jobs_bench", "none"), (schema, "loaded")):
+        for name, key in (("jobs_bench", NONE), (schema, LOADED)):
             figures[key].append(
                 sum(map(statistics.median, spent[name].values())) / size * 1e6
             )
@@ -534,12 +553,12 @@ def _flat(it, schema, rounds, size, prepare, renew=lambda: None, **more):
 
 
 @measure(
-    "2,000 claims with 1,000,000 queued ÷ with 10,000",
-    "µs a claim and complete",
-    against="none",
-    more_is_better=False,
-    must=1.05,
-    peers="0.83 to 25",
+    growth=costs(
+        "2,000 claims with 1,000,000 queued ÷ with 10,000",
+        "µs a claim and complete",
+        1.05,
+        peers="0.83 to 25",
+    )
 )
 def growth(it, rounds, scale):
     """Blocks in turn on two Instances, single calls."""
@@ -548,7 +567,7 @@ def growth(it, rounds, scale):
         it.empty()
         it.fill("jobs_bench", queued=10_000)
 
-    return _flat(
+    figures = _flat(
         it,
         "jobs_million",
         rounds,
@@ -556,19 +575,20 @@ def growth(it, rounds, scale):
         lambda schema: it.fill(schema, queued=int(1_000_000 * scale)),
         renew,
     )
+    return {"growth": figures}
 
 
 @measure(
-    "5,000 running jobs in front of a claim ÷ none",
-    "µs an enqueue, claim and complete",
-    against="none",
-    more_is_better=False,
-    must=1.2,
+    running=costs(
+        "5,000 running jobs in front of a claim ÷ none",
+        "µs an enqueue, claim and complete",
+        1.2,
+    )
 )
 def running(it, rounds, scale):
     """The same."""
     it.empty()
-    return _flat(
+    figures = _flat(
         it,
         "jobs_running",
         rounds,
@@ -576,20 +596,21 @@ def running(it, rounds, scale):
         lambda schema: it.fill(schema, running=5000),
         calls=("enqueue", "claim", "complete"),
     )
+    return {"running": figures}
 
 
 @measure(
-    "1,000,000 scheduled and 1,000,000 ended jobs kept ÷ none",
-    "µs an enqueue, claim and complete",
-    against="none",
-    more_is_better=False,
-    must=1.1,
+    kept=costs(
+        "1,000,000 scheduled and 1,000,000 ended jobs kept ÷ none",
+        "µs an enqueue, claim and complete",
+        1.1,
+    )
 )
 def kept(it, rounds, scale):
     """The same."""
     it.empty()
     count = int(1_000_000 * scale)
-    return _flat(
+    figures = _flat(
         it,
         "jobs_kept",
         rounds,
@@ -597,14 +618,15 @@ def kept(it, rounds, scale):
         lambda schema: it.fill(schema, scheduled=count, ended=count),
         calls=("enqueue", "claim", "complete"),
     )
+    return {"kept": figures}
 
 
 @measure(
-    "claims while 1,000,000 ended jobs are purged ÷ not",
-    "µs an enqueue, claim and complete",
-    against="none",
-    more_is_better=False,
-    must=1.2,
+    purging=costs(
+        "claims while 1,000,000 ended jobs are purged ÷ not",
+        "µs an enqueue, claim and complete",
+        1.2,
+    )
 )
 def purging(it, rounds, scale):
     """A second connection purges 1,000 a call and pauses thrice as long as that took."""
@@ -627,7 +649,7 @@ def purging(it, rounds, scale):
         stop.set()
         thread.join()
 
-    return _flat(
+    figures = _flat(
         it,
         "jobs_purged",
         rounds,
@@ -636,6 +658,7 @@ def purging(it, rounds, scale):
         calls=("enqueue", "claim", "complete"),
         beside=purge,
     )
+    return {"purging": figures}
 
 
 @contextlib.contextmanager
@@ -683,27 +706,144 @@ def _held(it, rounds, scale, *, fresh):
     return figures
 
 
+def _last_to_first(title, wanted):
+    return Row(
+        title,
+        "jobs/s",
+        wanted,
+        against="first two chunks",
+        of="last two chunks",
+        peers="0.89 at 15,000/s, 0.75 at 31,000/s",
+    )
+
+
 @measure(
-    "snapshot held elsewhere, 50,000 jobs in ten chunks: last ÷ first",
-    "jobs/s",
-    against="first two chunks",
-    must=0.95,
-    peers="0.89 at 15,000/s, 0.75 at 31,000/s",
+    held=_last_to_first(
+        "snapshot held elsewhere, 50,000 jobs in ten chunks: last ÷ first", 0.95
+    )
 )
 def held(it, rounds, scale):
     """One worker all the while; the plain table's own ratio stands beside."""
-    return _held(it, rounds, scale, fresh=False)
+    return {"held": _held(it, rounds, scale, fresh=False)}
 
 
 @measure(
-    "the same, with new connections for every chunk",
-    "jobs/s",
-    against="first two chunks",
-    peers="0.89 at 15,000/s, 0.75 at 31,000/s",
+    held_fresh=_last_to_first("the same, with new connections for every chunk", None)
 )
 def held_fresh(it, rounds, scale):
-    """A worker that has just started walks over what is dead, once."""
-    return _held(it, rounds, scale, fresh=True)
+    """A worker that has just started."""
+    return {"held_fresh": _held(it, rounds, scale, fresh=True)}
+
+
+IDLE = (20, 200)
+
+
+@measure(
+    next_beside_dead=costs(
+        "`next_available_at` beside 100,000 dead entries ÷ without", "ms", 1.5
+    ),
+    first_claim_beside_dead=costs(
+        "first claim of a new connection, likewise", "ms", 1.5
+    ),
+    **{
+        f"idle_{count}_beside_dead": costs(
+            f"{count} idle sessions, likewise",
+            "ms of processor a second",
+            1.5,
+        )
+        for count in IDLE
+    },
+)
+def dead(it, rounds, scale):
+    """A snapshot is held elsewhere; two Instances, through one of which jobs went.
+
+    The processor's time is that of the sessions, so the server has to be on this machine.
+    """
+    schemas = {NONE: "jobs_bench", LOADED: it.instance("jobs_dead")}
+    names = ("next", "first_claim", *(f"idle_{count}" for count in IDLE))
+    figures = {name: {key: [] for key in schemas} for name in names}
+    with held_snapshot(it), it.worker() as session, it.worker() as second:
+        passing = LensoJobs(session, second, "jobs_dead")
+        passing.bulk(scaled(100_000, scale))
+        passing.drain()
+        for _ in range(rounds):
+            spent = {
+                "next": in_turn(
+                    {
+                        key: _next_due(LensoJobs(session, schema=schema))
+                        for key, schema in schemas.items()
+                    },
+                    scaled(20, scale),
+                ),
+                "first_claim": _first_claims(it, schemas, scaled(40, scale)),
+            }
+            for name, each in spent.items():
+                for key in schemas:
+                    figures[name][key].append(each[key] * 1000)
+            for count in IDLE:
+                for key in shuffled(schemas):
+                    figures[f"idle_{count}"][key].append(
+                        _idle(it, schemas[key], scaled(count, scale), 8 * scale + 0.2)
+                    )
+    return {f"{name}_beside_dead": each for name, each in figures.items()}
+
+
+def _next_due(contender):
+    return lambda: contender.jobs.next_available_at("email")
+
+
+def _first_claims(it, schemas, count):
+    """Seconds of the first claim on a new connection: the median."""
+    spans = {key: [] for key in schemas}
+    with it.worker() as session:
+        for _ in range(count):
+            for key in shuffled(schemas):
+                LensoJobs(session, schema=schemas[key]).enqueue()
+                with it.worker() as new:
+                    contender = LensoJobs(new, schema=schemas[key])
+                    started = time.perf_counter()
+                    lease = contender.claim()
+                    spans[key].append(time.perf_counter() - started)
+                    contender.complete(lease)
+    return {key: statistics.median(each) for key, each in spans.items()}
+
+
+def _idle(it, schema, count, seconds):
+    """Server time a second of so many sessions that each look ten times a second.
+
+    It is counted by look, because on two cores 200 of them do not come to look so often.
+    """
+    over, looks = threading.Event(), []
+
+    def look(jobs):
+        while not over.wait(0.1):
+            jobs.claim("email")
+            jobs.next_available_at("email")
+            looks.append(jobs)
+
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(it.worker()) for _ in range(count)]
+        threads = [
+            threading.Thread(target=look, args=(Jobs(session, schema),))
+            for session in sessions
+        ]
+        files = [
+            Path(f"/proc/{session.info.backend_pid}/schedstat") for session in sessions
+        ]
+
+        def spent():
+            return sum(int(file.read_text().split()[0]) for file in files) / 1e6
+
+        for thread in threads:
+            thread.start()
+        time.sleep(min(2.0, seconds))
+        before, seen = spent(), len(looks)
+        time.sleep(seconds)
+        figure = (spent() - before) / max(1, len(looks) - seen)
+        over.set()
+        for thread in threads:
+            thread.join()
+    return figure * count * 10
 
 
 def held_pairs(it, scale):
@@ -735,7 +875,7 @@ def backlog(it, scale):
     for behind in (10_000, 30_000, 100_000, 300_000, 1_000_000):
         behind = int(behind * scale)  # noqa: PLW2901
         count, rates = min(10_000, behind), {FLOOR: [], OURS: []}
-        for repeat in range(3):
+        for repeat in range(3 if scale >= 1 else 1):
             if behind < 3 * count or not repeat:
                 it.empty()
                 it.fill("jobs_bench", queued=behind)
@@ -760,17 +900,21 @@ def backlog(it, scale):
 def producers(it, scale):
     """Enqueues a second by producers: nobody waits, somebody does, or never notified."""
     it.instance("jobs_silent", notify=False)
-    kinds = ("nobody waits", "somebody waits", "notify: false")
+    it.instance("jobs_awaited")
+    kinds = {
+        "nobody waits": (OURS, {}),
+        "somebody waits": (OURS, {"schema": "jobs_awaited"}),
+        "notify: false": (OURS, {"schema": "jobs_silent"}),
+    }
     curves = {kind: [] for kind in kinds}
-    for count in (1, 2, 4, 8, 16):
-        for kind in shuffled(kinds):
-            it.empty("jobs_silent")
-            with it.connect() as session:
-                if kind == "somebody waits":
-                    session.execute("set search_path = jobs_bench")
-                    session.execute("select pg_advisory_lock_shared(wait_key('email'))")
-                    session.execute("listen jobs_bench")
-                schema = "jobs_silent" if kind == "notify: false" else "jobs_bench"
-                total = in_processes(it, count, OURS, 3 * scale, schema=schema)
-            curves[kind].append((count, total))
+    with it.connect(options="-c search_path=jobs_awaited") as session:
+        session.execute("select pg_advisory_lock_shared(wait_key('email'))")
+        session.execute("listen jobs_awaited")
+        for count in (1, 2, 4, 8, 16)[: 5 if scale >= 1 else 3]:
+            blocks = {kind: [] for kind in kinds}
+            order = [kind for _ in range(3) for kind in shuffled(kinds)]
+            for kind, each in in_processes(it, count, kinds, order, max(0.05, scale)):
+                blocks[kind].append(each)
+            for kind, each in blocks.items():
+                curves[kind].append((count, statistics.median(each)))
     return curves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 
-from measures import KEPT, MEASURES, OURS
+from measures import FLOOR, KEPT, NONE, ROWS
 
 PLOTS = {
     "held_pairs": (
@@ -19,50 +19,44 @@ PLOTS = {
 }
 
 
-def ratio(measure, figures, name):
-    """The ratio to what it is measured against: the median over the rounds."""
-    return statistics.median(
+def ratios(figures, name, against):
+    """The ratio of one contender to another in each round."""
+    return [
         value / base
-        for value, base in zip(figures[name], figures[measure.against], strict=True)
-    )
-
-
-def subject(figures):
-    """What the ratio is of."""
-    for name in (OURS, "loaded", "last two chunks"):
-        if name in figures:
-            return name
-    raise KeyError(figures)
+        for value, base in zip(figures[name], figures[against], strict=True)
+    ]
 
 
 def summary(name, figures):
-    """The row of a measure."""
-    measure = MEASURES[name]
-    ours = subject(figures)
-    row = {
-        "measure": measure.title,
-        "unit": measure.unit,
-        "figure": statistics.median(figures[ours]),
-        "ratio": ratio(measure, figures, ours),
-        "must": measure.must,
-        "aim": measure.aim,
-        "best_of_others": measure.peers,
+    """The row of the report."""
+    row = ROWS[name]
+    each = ratios(figures, row.of, row.against)
+    made = {
+        "measure": row.title,
+        "unit": row.unit,
+        "figure": statistics.median(figures[row.of]),
+        "ratio": statistics.median(each),
+        "spread": [min(each), max(each)],
+        "wanted": row.wanted,
+        "best_of_others": row.peers,
         "figures": figures,
     }
     if KEPT in figures:
-        row["ratio_with_key_and_evidence"] = ratio(measure, figures, KEPT)
-    return row
+        other = FLOOR if row.against == KEPT else KEPT
+        made["other"] = [other, statistics.median(ratios(figures, row.of, other))]
+    return made
 
 
-def reached(name, row):
-    """Whether a row is as good as it must be."""
-    better = MEASURES[name].more_is_better
-    return row["ratio"] >= row["must"] if better else row["ratio"] <= row["must"]
+def reached(name, made):
+    """Whether a ratio is as wanted."""
+    if ROWS[name].more_is_better:
+        return made["ratio"] >= made["wanted"]
+    return made["ratio"] <= made["wanted"]
 
 
 def number(value):
     """Thousands with commas, small ones with decimals."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def markdown(rows, machine):
@@ -71,25 +65,27 @@ def markdown(rows, machine):
         (
             f"PostgreSQL {machine['server_version']}, {machine['cores']} cores, fsync"
             f" {machine['fsync']}, synchronous_commit {machine['synchronous_commit']},"
-            f" {machine['rounds']} rounds; psycopg {machine['psycopg']}."
+            f" {machine['rounds']} rounds; Python {machine['python']}, psycopg"
+            f" {machine['psycopg']}."
         ),
         "",
         (
-            "| measure | lenso-jobs | measured against | ratio | raw SQL with key and"
-            " evidence | aimed at | best of eight others |"
+            "| measure | lenso-jobs | ÷ | ratio (rounds) | wanted | beside |"
+            " best of eight others |"
         ),
-        "|---|---:|---|---:|---:|---:|---:|",
+        "|---|---:|---|---:|---:|---|---|",
     ]
-    for name, row in rows.items():
-        measure = MEASURES[name]
-        with_key = row.get("ratio_with_key_and_evidence")
-        sign = "≥" if measure.more_is_better else "≤"
-        against = {"none": "an Instance without"}.get(measure.against, measure.against)
+    for name, made in rows.items():
+        row = ROWS[name]
+        sign = "≥" if row.more_is_better else "≤"
+        against = {NONE: "an Instance without"}.get(row.against, row.against)
+        beside = "{1:.2f} of {0}".format(*made["other"]) if "other" in made else ""
+        low, high = made["spread"]
         lines.append(
-            f"| {row['measure']} | {number(row['figure'])} {row['unit']} | {against}"
-            f" | **{row['ratio']:.2f}** | {f'{with_key:.2f}' if with_key else ''}"
-            f" | {f'{sign} {measure.must:g}' if measure.must else ''}"
-            f" | {row['best_of_others']} |"
+            f"| {made['measure']} | {number(made['figure'])} {made['unit']} | {against}"
+            f" | **{made['ratio']:.2f}** ({low:.2f} to {high:.2f})"
+            f" | {f'{sign} {row.wanted:.2f}' if row.wanted else ''}"
+            f" | {beside} | {made['best_of_others']} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -129,7 +125,7 @@ def kept(directory, machine):
 def write(directory, machine, rows, curves):
     """Everything that was measured, into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    rows = {name: rows[name] for name in MEASURES if name in rows}
+    rows = {name: rows[name] for name in ROWS if name in rows}
     (directory / "results.json").write_text(
         json.dumps({"machine": machine, "rows": rows, "curves": curves}, indent=1)
         + "\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,12 @@ from lenso_jobs.config import Configuration
 from lenso_jobs.embedded import SERVER_URL, EmbeddedServer
 from lenso_jobs.operator import setup
 
-SETTINGS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "min_wal_size": "1GB"}
+SETTINGS = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "4GB",
+    "min_wal_size": "1GB",
+    "max_connections": "300",
+}
 GROUPS = ("owner", "producer", "worker", "observer", "operator")
 
 TABLES = """
@@ -63,7 +69,7 @@ class Stage:
         return self.connect("bench")
 
     def instance(self, schema, **changes):
-        """Set one more Instance up, with the same caller; answers its schema."""
+        """Set up one more Instance with the same caller, and return its schema."""
         document = {
             "schema": schema,
             "database_url_secret": "jobs/database-url",
@@ -108,7 +114,7 @@ class Stage:
                                 idempotency_key, payload
                             )
                             select
-                                _new_job_id(clock_timestamp()), clock_timestamp(), 3,
+                                _enqueue_job_id(clock_timestamp()), clock_timestamp(), 3,
                                 'bench', 'email', 'send', format('{kind}-{mark}-%%s', n), '{{}}'
                             from generate_series(%s::integer, %s::integer) as n
                             returning job_id
@@ -141,18 +147,18 @@ class Stage:
                             idempotency_key, payload
                         )
                         select
-                            _new_job_id(clock_timestamp()), clock_timestamp(), 3,
+                            _enqueue_job_id(clock_timestamp()), clock_timestamp(), 3,
                             'bench', 'email', 'send', format('ended-{mark}-%%s', n),
                             '{{"to": "someone@example.com", "template": "welcome"}}'
                         from generate_series(%s::integer, %s::integer) as n
                         returning job_id
                     )
                     insert into attempt (
-                        job_id, leased_at, ended_at, attempt, max_attempts, worker,
+                        job_id, leased_at, ended_at, attempt, max_attempts, queue, worker,
                         outcome, lease_token_hash
                     )
                     select
-                        job_id, clock_timestamp(), clock_timestamp(), 1, 3, 'bench',
+                        job_id, clock_timestamp(), clock_timestamp(), 1, 3, 'email', 'bench',
                         'succeeded', sha256(uuid_send(job_id))
                     from made
                     """,
@@ -162,7 +168,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def serving():
+def serving(scale=1.0):
     """Yield the superuser's connection string of a server that has been running."""
     with contextlib.ExitStack() as stack:
         server = os.environ.get(SERVER_URL)
@@ -172,12 +178,14 @@ def serving():
             server = stack.enter_context(
                 EmbeddedServer(directory / "cluster", SETTINGS)
             ).conninfo()
-            # A new server makes the files of its log as it goes, and whoever writes
-            # more waits for more of them; one that has been running uses them again.
+            # A new server creates its WAL files as they are needed, and the contender
+            # that writes more waits longer. A server that has run for a while reuses
+            # them.
             with psycopg.connect(server, autocommit=True) as session:
                 session.execute(
                     "create table made as select n, repeat('x', 200) as filler"
-                    " from generate_series(1, 4000000) as n"
+                    " from generate_series(1, %s::integer) as n",
+                    (int(4_000_000 * min(1, scale)),),
                 )
                 session.execute("drop table made")
                 session.execute("checkpoint")
@@ -213,6 +221,14 @@ def _drop(server, name):
             session.execute(f"drop role if exists {role}")
 
 
+def save(answer, directory, name):
+    """Write what was measured into a directory, and return it as text."""
+    text = json.dumps(answer, indent=1)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.json").write_text(text + "\n")
+    return text
+
+
 def describe(it):
     """Tell what the figures were taken on."""
     names = ("server_version", "fsync", "synchronous_commit", "shared_buffers")
@@ -221,5 +237,6 @@ def describe(it):
     return {
         **server,
         "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
         "psycopg": psycopg.__version__,
     }

@@ -16,7 +16,7 @@ from load import SCHEMA
 from servers import evidence, found_instance
 from storm import ACTS, Storm, drain, loading
 
-# Workers that know nothing of their leases but what they were told, and are late.
+# Workers that know of their leases only what the server returned, and are late.
 LATE = {"complete": 50, "dawdle": 50}
 LOOPS = ("producer", "loop", "loop", "loop", "loop")
 SOUGHT = 20
@@ -35,7 +35,7 @@ def storm_over(server, directory, seed, **options):
 
 
 def blow(server, directory, seconds, seed, **options):
-    """Let a storm pass; answers what happened, and findings."""
+    """Run a storm; return what happened, and findings."""
     found_instance(server.conninfo("postgres"))
     with storm_over(server, directory, seed, **options) as storm:
         storm.blow(seconds, ACTS)
@@ -53,7 +53,7 @@ def blow(server, directory, seconds, seed, **options):
 
 
 def blow_over_fault(server, directory, seed, fault=None):
-    """Look for a fault until what should notice it does; answers findings."""
+    """Look for a fault until a check notices it; return the findings."""
     found_instance(server.conninfo("postgres"), lease_seconds=1)
     wanted = None
     if fault:

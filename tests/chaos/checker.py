@@ -1,6 +1,6 @@
 """What must be so after a storm: checks over journals and tables.
 
-Each check is a function of the evidence and answers findings, sentences about what is
+Each check is a function of the evidence and returns findings, sentences about what is
 wrong. Times are the server's. Of a lease the journals and tables hold the SHA-256 of its
 token, which names it.
 """
@@ -47,6 +47,12 @@ class Evidence:
         for act in self.acted("redrive"):
             granted[act["job_id"]] += act["extra_attempts"]
         return granted
+
+    def released(self):
+        """How many attempts releases have granted, by job."""
+        return Counter(
+            row["job_id"] for row in self.attempts if row["outcome"] == "released"
+        )
 
     def attempts_by_job(self):
         """The attempts of each job, in their order."""
@@ -190,7 +196,7 @@ def fencing_tokens_grow(evidence):
 
 def attempts_stay_within_their_limit(evidence):
     asked = {row["job_id"]: row["max_attempts"] for row in evidence.jobs}
-    granted = evidence.redriven()
+    granted = evidence.redriven() + evidence.released()
     for row in [*evidence.attempts, *evidence.live]:
         job = row["job_id"]
         if row["attempt"] > row["max_attempts"]:
@@ -265,8 +271,9 @@ _WANTED = {
     ("fail", "failed"): ("failed",),
     ("fail", "handed_back"): ("retried", "failed"),
     ("fail", "invalid_lease"): _OTHER,
+    ("release", "released"): ("released",),
     # What a worker that has lost its lease, or the answer, cannot know.
-    ("end", "lost"): (*_OTHER, "succeeded", "retried", "failed"),
+    ("end", "lost"): (*_OTHER, "succeeded", "retried", "failed", "released"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A proxy before the server that loses the answer it is told to lose."""
+"""A proxy before the server that drops the reply to a chosen statement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cut:
 
 
 class _Dialogue:
-    """What was asked on one connection, and which answer is the one to lose."""
+    """The statements sent on one connection, and the reply to drop."""
 
     def __init__(self, cuts):
         self._cuts = cuts
@@ -67,10 +67,10 @@ class _Dialogue:
 
 
 class Cutter:
-    """A proxy on the loopback before the server, which cuts connections when told to.
+    """A proxy on the loopback before the server, which cuts connections on demand.
 
-    What the server answers to the chosen statement is read to its end, so the statement
-    is committed where it commits by itself, and none of it is passed on.
+    The reply to the chosen statement is read to its end and not passed on. So a
+    statement that commits by itself is committed.
 
     ``address`` is what takes a connection through it. A statement is what one message
     holds: to lose the answer to a COMMIT, say ``cut("commit")``.
@@ -99,7 +99,7 @@ class Cutter:
         self._thread.join(timeout=DEADLINE)
 
     def cut(self, words):
-        """Lose the answer to the next statement with these words; answers the Cut."""
+        """Lose the answer to the next statement with these words and return the Cut."""
         cut = Cut(words)
         with self._lock:
             self._armed.append(cut)

@@ -30,7 +30,7 @@ OUTAGE = LEASE_SECONDS * 1.2
 
 
 def fail_over_under_load(pair, directory, seconds, times, seed, roles=ROLES):
-    """Fail over, after an outage of the standby; answers what happened, and findings."""
+    """Stop the standby for a while, then fail over; return what happened, and findings."""
     found_instance(pair.primary.conninfo("postgres"))
     failed_at = []
     with loading(directory, seed, [pair.way], roles=roles) as load:

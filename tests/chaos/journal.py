@@ -23,7 +23,7 @@ class Journal:
 
 
 def read(directory):
-    """Answer the lines of every journal in a directory, each in its order."""
+    """Return the lines of every journal in a directory, each in its order."""
     entries = []
     for path in sorted(directory.glob("*.journal")):
         *lines, torn = path.read_text(encoding="utf-8").split("\n")

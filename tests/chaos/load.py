@@ -154,6 +154,7 @@ class Noting(Observer):
             "retried": ("fail", "queued"),
             "failed": ("fail", "failed"),
             "handed_back": ("fail", "handed_back"),
+            "released": ("release", "released"),
             "lost": ("end", "lost"),
         }[ended.outcome]
         self._journal.note(
@@ -170,7 +171,7 @@ def facts(lease):
 
 
 def decide(lease):
-    """What becomes of a job; answers for how long to work."""
+    """Choose what becomes of a job; return how long to work on it."""
     fate = lease.payload["fate"]
     if fate == "retry" and lease.attempt == 1:
         raise Retry("again")
@@ -229,7 +230,7 @@ def options(journal):
 
 
 class Loop:
-    """A worker in plain SQL, which knows nothing of its leases but what it was told."""
+    """A worker in plain SQL, which knows of its leases only what the server returned."""
 
     def __init__(self, settings, journal):
         self._settings = settings
@@ -262,7 +263,7 @@ class Loop:
                         time.sleep(0.05)
 
     def _work(self, connection):
-        """Claim and work; answers what there is to report."""
+        """Claim and work and return what there is to report."""
         leases = connection.execute(
             f"select * from {SCHEMA}.claim(%s, %s)", (QUEUE, random.choice((1, 1, 5)))
         ).fetchall()
@@ -288,7 +289,7 @@ class Loop:
         return reports
 
     def _renew(self, connection, lease):
-        """Answer whether the lease is live."""
+        """Return whether the lease is live."""
         call = f"select {SCHEMA}.renew(%s, %s) as until"
         try:
             row = connection.execute(call, self._named(lease)).fetchone()

@@ -168,7 +168,7 @@ class Server:
         return self._server.conninfo(dbname, **parameters)
 
     def connect(self, dbname=DBNAME, **parameters):
-        """Open a superuser's session, which may write whatever the server's default."""
+        """Open a superuser's session that may write even if the server is read only by default."""
         parameters.setdefault("options", "-c default_transaction_read_only=off")
         return psycopg.connect(self.conninfo(dbname, **parameters), autocommit=True)
 

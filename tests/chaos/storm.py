@@ -54,7 +54,7 @@ class Process:
         return self._process.poll() is None
 
     def end(self):
-        """Wait until it has ended, as it was told to; answers how."""
+        """Wait until the process has ended after the order to stop; return its exit code."""
         try:
             code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -148,7 +148,7 @@ class Load:
             self.note("exited", **process.end())
 
     def end(self):
-        """Kill what runs, in whatever state."""
+        """Kill every process that still runs."""
         for process in self.processes:
             process.kill()
             process.end()
@@ -196,7 +196,7 @@ class Storm:
         first = list(acts)
         while (left := until - time.monotonic()) > 0 or first:
             time.sleep(min(max(left, 0.1), self._chance.uniform(0.1, 0.6)))
-            # Each once, whatever chance says.
+            # Each at least once.
             act = (
                 first.pop(0)
                 if first

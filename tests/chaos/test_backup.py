@@ -1,9 +1,10 @@
-"""An Instance is dumped and restored: into an empty server, and beside the original."""
+"""An Instance is dumped and restored, or replicated, to another place."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import time
 from contextlib import ExitStack
 
 import psycopg
@@ -19,6 +20,11 @@ pytestmark = pytest.mark.slow
 
 CHANGES = {"lease_seconds": 300}
 CONFIGURATION = Configuration.from_json(json.dumps(DOCUMENT | CHANGES))
+COPIED = "select srsubstate::text from pg_subscription_rel"
+REPLAYED = (
+    "select bool_and(coalesce(replay_lsn >= pg_current_wal_lsn(), false))"
+    " from pg_stat_replication"
+)
 
 
 class Site:
@@ -52,7 +58,8 @@ def open_site(directory):
     with ExitStack() as stack:
 
         def open_site(name):
-            server = stack.enter_context(Server(directory / name))
+            server = Server(directory / name, {"wal_level": "logical"})
+            stack.enter_context(server)
             return Site(server, stack)
 
         yield open_site
@@ -83,7 +90,7 @@ def run(program):
 
 @pytest.fixture
 def dump(directory, original, run):
-    """Dump the Instance and the roles, as the page tells; answers where."""
+    """Dump the Instance and the roles as the page says; return the directory."""
 
     def dump():
         database, roles = directory / "jobs.dump", directory / "roles.sql"
@@ -111,7 +118,7 @@ def restored(open_site, run):
     return restored
 
 
-def test_what_was_restored_is_sound_and_leases_go_on(original, dump, restored):
+def test_a_restored_instance_is_sound_and_leases_go_on(original, dump, restored):
     original.enqueue("a")
     (lease,) = original.jobs(WORKER).claim(QUEUE)
 
@@ -195,3 +202,40 @@ def test_a_database_that_was_dropped_comes_back_where_the_roles_are(
 
     assert difference(original.conninfo()) == []
     assert not original.enqueue("a").created
+
+
+def test_logical_replication_moves_an_instance(original, open_site, run, directory):
+    original.enqueue("before")
+    roles, schema = directory / "roles.sql", directory / "schema.sql"
+    source = original.conninfo()
+    run("pg_dumpall", "--roles-only", f"--file={roles}", f"--dbname={source}")
+    run("pg_dump", "--schema-only", "--create", f"--file={schema}", source)
+    site = open_site("other")
+    other = site.conninfo("postgres")
+    run("psql", "--quiet", f"--file={roles}", other)
+    run("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={schema}", other)
+
+    publication = f"create publication jobs for tables in schema {SCHEMA}"
+    original.execute(publication, DBNAME)
+    subscription = f"create subscription jobs connection '{source}' publication jobs"
+    site.execute(subscription, DBNAME)
+    (lease,) = original.jobs(WORKER).claim(QUEUE)
+    original.enqueue("meanwhile")
+    deadline = time.monotonic() + 30
+    while not (
+        all(state == "r" for (state,) in site.execute(COPIED, DBNAME))
+        and all(is_there for (is_there,) in original.execute(REPLAYED, DBNAME))
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    site.execute("drop subscription jobs", DBNAME)
+
+    (behind,) = difference(site.conninfo())
+    assert behind.what.startswith("sequence ")
+    health = f"select remedy from {SCHEMA}.inspect_health() where finding = %s"
+    with psycopg.connect(site.conninfo(), autocommit=True) as connection:
+        (remedy,) = connection.execute(health, ["sequence_behind"]).fetchone()
+        connection.execute(remedy)
+    assert difference(site.conninfo()) == []
+    assert not site.enqueue("meanwhile").created
+    assert site.jobs(WORKER).complete(lease)

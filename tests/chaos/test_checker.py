@@ -162,7 +162,7 @@ def test_a_key_of_two_jobs_is_found(found):
     assert found(doctor) == {"every_key_is_one_job"}
 
 
-def test_a_key_that_was_answered_another_job_is_found(found):
+def test_a_key_with_two_jobs_in_its_replies_is_found(found):
     def doctor(evidence):
         entry(evidence, "acknowledged", 1)["items"][0]["job_id"] = "b"
 
@@ -179,7 +179,7 @@ def test_a_conflict_where_intents_are_equal_is_found(found):
     assert found(doctor) == {"every_key_is_one_job"}
 
 
-def test_a_job_that_nobody_asked_for_is_found(found):
+def test_a_job_without_a_request_is_found(found):
     assert found(lambda e: entry(e, "intends")["keys"].remove("kc")) == {
         "every_job_was_asked_for"
     }
@@ -192,7 +192,7 @@ def test_a_purge_that_the_audit_does_not_account_for_is_found(found, act):
     assert found(lambda e: e.acts[0].update(act)) == {"every_purge_is_in_the_audit"}
 
 
-def test_two_answers_to_completions_of_two_leases_are_found(found):
+def test_two_replies_to_completions_of_two_leases_are_found(found):
     def doctor(evidence):
         entry(evidence, "answered", 1)["answer"] = "completed"
 
@@ -313,7 +313,7 @@ def test_a_live_row_without_its_job_is_found(found):
         (0, {"answer": "invalid_lease"}),
     ],
 )
-def test_an_answer_that_the_tables_contradict_is_found(found, number, fields):
+def test_a_reply_that_the_tables_contradict_is_found(found, number, fields):
     assert found(lambda e: entry(e, "answered", number).update(fields)) == {
         "answers_are_what_the_tables_say"
     }
@@ -331,7 +331,7 @@ def test_a_repetition_that_came_after_the_purge_is_sound(found):
 @pytest.mark.parametrize(
     "fields", [{"until": at(8.1).isoformat()}, {"lease": "a9"}, {"attempt": 2}]
 )
-def test_a_lease_other_than_it_was_told_is_found(found, fields):
+def test_a_lease_that_differs_from_its_reply_is_found(found, fields):
     assert found(lambda e: entry(e, "renewed").update(fields)) == {
         "leases_are_what_workers_were_told"
     }

@@ -1,4 +1,4 @@
-"""The server's clock jumps: forwards and back, with what is told of it to operators.
+"""The server's clock jumps forwards and back, and operators see a finding about it.
 
 The rows are moved instead: what lies in the past of a clock lies in the future of one
 that is behind.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "high-availability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operators" / "high-availability.md"
 HOUR = timedelta(hours=1)
 
 
@@ -101,12 +101,12 @@ def test_evidence_may_end_before_it_began(owner, worker, enqueue, claim, jump):
 
 
 def test_ids_of_after_a_jump_back_sort_before_those_of_before(owner, enqueue, jump):
-    ahead = owner.value("select _new_job_id(clock_timestamp() + %s)", HOUR)
+    ahead = owner.value("select _enqueue_job_id(clock_timestamp() + %s)", HOUR)
 
     assert owner.value("select %s < %s::uuid", enqueue(), ahead)
 
 
-def test_what_the_page_tells_mends_a_jump_back(
+def test_the_page_s_remedy_mends_a_jump_back(
     owner, worker, rival, enqueue, claim, jump, mend
 ):
     scheduled = enqueue(

@@ -71,7 +71,7 @@ def connect(pair):
 
 @pytest.fixture
 def enqueue(connect):
-    """Enqueue a job on a connection of its own; answers the job."""
+    """Enqueue a job on a new connection, and return the job."""
 
     def enqueue(key, connection=None):
         jobs = Jobs(connection or connect(PRODUCER), SCHEMA)
@@ -212,7 +212,7 @@ def test_a_client_that_gave_up_repeats_and_there_is_one_job(
         waits(standby="ab".index(key) + 1)
         give_up(connection)
 
-    # The sessions wait on, whoever has gone.
+    # The sessions go on waiting after the clients have gone.
     waits(standby=2)
     pair.standby.start()
     until(lambda: len(keys()) == 2)
@@ -246,7 +246,7 @@ def test_a_statement_timeout_does_not_end_the_wait(
     assert job.result(20).created
 
 
-def test_what_waits_is_answered_once_no_standby_is_asked_for(
+def test_waiting_calls_return_once_no_standby_is_required(
     pair, connect, enqueue, waits, background
 ):
     pair.standby.end()
@@ -260,7 +260,7 @@ def test_what_waits_is_answered_once_no_standby_is_asked_for(
     assert not enqueue("a").created
 
 
-def test_who_does_not_wait_for_the_standby_loses_jobs_and_leases(
+def test_a_session_that_does_not_wait_for_the_standby_loses_jobs_and_leases(
     pair, connect, enqueue, keys
 ):
     enqueue("a")
@@ -282,7 +282,7 @@ def test_who_does_not_wait_for_the_standby_loses_jobs_and_leases(
     assert worker.complete(again)
 
 
-def test_a_standby_answers_reads_and_refuses_the_rest(pair, enqueue):
+def test_a_standby_serves_reads_and_refuses_the_rest(pair, enqueue):
     job = enqueue("a").job_id
     with pair.standby.connect(user=WORKER) as session:
         jobs = Jobs(session, SCHEMA)
@@ -415,13 +415,13 @@ def test_an_old_snapshot_on_a_standby_is_found_on_the_primary(pair, burn):
             burn(primary, 6000)
             assert sender() not in held()
             burn(primary, 100000)
-            assert held()[sender()].startswith("by postgres, ")
+            assert held()[sender()].startswith("holds an old snapshot (role postgres, ")
             with pair.standby.connect() as other:
                 turn(other, "alter system set primary_slot_name = 'standby'")
             until(lambda: slot in held())
-            assert held()[slot].startswith("by active, ")
+            assert held()[slot].startswith("holds an old snapshot (active, ")
         pair.standby.end()
-        until(lambda: "by not active, " in held()[slot])
+        until(lambda: "(not active, " in held()[slot])
         primary.execute("select pg_drop_replication_slot('standby')")
 
         assert held() == {}
@@ -464,7 +464,7 @@ def time_out(pair, connection, enqueue, waits, background):
 
 
 @pytest.mark.parametrize("end_waiting", [cancel, terminate, time_out])
-def test_a_wait_that_is_cancelled_is_no_answer_of_the_standby(
+def test_a_cancelled_wait_for_the_standby_confirms_nothing(
     pair, connect, enqueue, keys, waits, background, end_waiting
 ):
     connection = connect(PRODUCER)

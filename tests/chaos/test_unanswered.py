@@ -12,7 +12,7 @@ from cutter import Cutter
 def unanswered(connect, owner, enqueue, claim, conninfo):
     """Complete a job with an effect, and lose the connection at the COMMIT.
 
-    Answers the lease.
+    Return the lease.
     """
     owner.execute("create table public.effect (job_id uuid)")
     owner.execute('grant insert on public.effect to "email-worker"')

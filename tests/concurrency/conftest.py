@@ -24,7 +24,7 @@ def second_operator(connect, operator, prefix):
 
 @pytest.fixture
 def failed_job(enqueue, claim, worker):
-    """Bring a job to its failed end; answers its id."""
+    """Bring a job to its failed end and return its id."""
 
     def failed_job(key=None, payload=None):
         job_id = enqueue(key=key, payload=payload)

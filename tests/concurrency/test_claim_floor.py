@@ -7,116 +7,63 @@ from threading import Barrier
 
 import pytest
 
-CLAIMABLE = "jobs_email.live_job_claimable_idx"
-NAME = "'lenso_jobs.floor_' || to_hex(wait_key('email'))"
+from fixtures.floors import entries, take
+
 CLAIM = "select job_id from claim('email', %s::integer)"
 
 
 @pytest.fixture
-def running(owner):
-    """Put running jobs in front of whatever is enqueued."""
-
-    def running(count):
-        owner.execute(
-            "insert into live_job (job_id, available_at, leased_at, lease_expires_at,"
-            " attempt, max_attempts, queue, lease_owner, lease_token_hash)"
-            " select gen_random_uuid(), clock_timestamp() - interval '1 min',"
-            " clock_timestamp(), clock_timestamp() + interval '1 h',"
-            " 1, 3, 'email', 'nobody', 't' from generate_series(1, %s::integer)",
-            (count,),
-        )
-
-    return running
+def is_floored(owner):
+    """Whether the queue has a floor."""
+    return lambda: owner.value(
+        "select pg_sequence_last_value(floor[1]) is not null from queue"
+        " where queue = 'email'"
+    )
 
 
-@pytest.fixture
-def walked():
-    """Move the last walk of a session's floor to so many seconds ago."""
-
-    def walked(session, ago):
-        at, job_id, _, took, slow = session.value(
-            f"select string_to_array(current_setting({NAME}), ' ')"
-        )
-        session.execute(
-            f"select set_config({NAME}, concat_ws(' ', %s::text, %s::text,"
-            " (extract(epoch from clock_timestamp() - make_interval(secs => %s::float8))"
-            " * 1000000)::bigint, %s::text, %s::text), false)",
-            (at, job_id, ago, took, slow),
-        )
-
-    return walked
-
-
-@pytest.fixture
-def floored(enqueue, walked):
-    """Let two slow walks put a session's floor in force."""
-
-    def floored(session):
-        for _ in range(2):
-            job_id = enqueue()
-            assert take(session) == [job_id]
-            walked(session, 31)
-        assert is_floored(session)
-        walked(session, 0)
-
-    return floored
-
-
-def take(session, limit=1):
-    return [job_id for (job_id,) in session.rows(CLAIM, limit)]
-
-
-def is_floored(session):
-    return session.value(f"select coalesce(current_setting({NAME}), '') like '% 2'")
-
-
-def reading(session, limit=1):
-    """Claim; answers the jobs and how many index entries that read."""
-    read = "select pg_stat_get_xact_tuples_returned(%s::regclass)"
-    with session.transaction():
-        before = session.value(read, CLAIMABLE)
-        jobs = take(session, limit)
-        return jobs, session.value(read, CLAIMABLE) - before
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 5])
-def test_claims_stay_short_while_a_snapshot_keeps_what_is_done(
-    limit, connect, worker, rival, producer, enqueue, walked
+def test_no_session_of_a_fleet_reads_what_is_dead_beside_a_held_snapshot(
+    limit, connect, owner, rival, producer, enqueue
 ):
     producer.execute(
         "select count(*) from generate_series(1, 300) as n,"
         " lateral enqueue('email', 'send', '{}', 'k' || n)"
     )
-    onlooker = connect()
-    onlooker.execute("begin isolation level repeatable read")
-    onlooker.execute("select from live_job limit 1")
+    reader = connect()
+    reader.execute("begin isolation level repeatable read")
+    reader.execute("select from live_job limit 1")
     done = rival.rows("select job_id, lease_token from claim('email', 300)")
     rival.execute(
         "select complete_many(%s, %s)",
         ([job_id for job_id, _ in done], [token for _, token in done]),
     )
+    assert take(rival) == []  # passes over all, and sets the floor
+    owner.execute(  # 300 entries take too little time to wait for the next scan
+        "select setval(floor[3], pg_sequence_last_value(floor[3]) | 2048)"
+        " from queue where queue = 'email'"
+    )
+    fleet = [connect("email-worker") for _ in range(5)]
+
+    idle = [entries(session, CLAIM, 1) for session in fleet]
+    sleeps = [
+        entries(session, "select next_available_at('email')") for session in fleet
+    ]
     jobs = [enqueue() for _ in range(5 * limit)]
+    busy = [entries(session, CLAIM, limit) for session in fleet]
+    reader.execute("commit")
 
-    claimed, spent = [], []
-    for n in range(5):
-        taken, read = reading(worker, limit)
-        claimed += taken
-        spent.append(read)
-        walked(worker, 31 if n == 0 else 0)
-    onlooker.execute("commit")
-
-    assert claimed == jobs
-    assert min(spent[:2]) > 250
-    assert max(spent[2:]) <= limit + 1
+    assert [job for claimed, _ in busy for job in claimed] == jobs
+    assert max(read for _, read in idle + sleeps) == 0
+    assert max(read for _, read in busy) <= 5 * limit
 
 
 @pytest.mark.parametrize("limit", [1, 5])
 @pytest.mark.parametrize("ending", ["rollback", "death"])
-def test_a_claim_undone_by_another_session_is_found_in_time(
-    limit, ending, worker, rival, owner, enqueue, running, floored, walked
+def test_a_claim_that_another_session_undoes_is_found_by_the_next_full_scan(
+    limit, ending, worker, rival, owner, enqueue, running, scan_is_due
 ):
     running(150)
-    floored(worker)
     rival.execute("begin")
     job_id = enqueue()
     assert take(rival) == [job_id]
@@ -127,49 +74,44 @@ def test_a_claim_undone_by_another_session_is_found_in_time(
         owner.execute("select pg_terminate_backend(%s, 8000)", (rival.pid,))
     else:
         rival.execute("rollback")
-    walked(worker, 0)
+    scan_is_due()
     second = enqueue()
-    assert take(worker, limit) == [second]
-    walked(worker, 31)
-    third = enqueue()
 
-    assert take(worker, limit) == [job_id, third][:limit]
+    assert take(worker, limit) == [job_id, second][:limit]
 
 
-def test_a_walk_from_the_start_passes_over_what_another_session_holds(
-    worker, rival, enqueue, running, floored, walked, impatient
+def test_a_full_scan_passes_over_the_rows_that_another_session_holds(
+    worker, rival, enqueue, running, scan_is_due, impatient
 ):
     running(150)
     job_id = enqueue()
     rival.execute("begin")
     assert take(rival) == [job_id]
-    floored(worker)
-    walked(worker, 31)
     newer = enqueue()
 
     assert take(impatient(worker), 5) == [newer]
     rival.execute("rollback")
-    walked(worker, 31)
+    scan_is_due()
     assert take(worker, 5) == [job_id]
 
 
-def test_a_job_that_an_older_snapshot_could_not_see_is_found_in_time(
-    worker, enqueue, running, floored, walked
+def test_a_job_that_an_older_snapshot_could_not_see_is_found_by_the_next_full_scan(
+    worker, enqueue, running, scan_is_due
 ):
     running(150)
-    floored(worker)
     with worker.transaction():
         worker.execute("set transaction isolation level repeatable read")
         worker.execute("select")
         job_id = enqueue()
         assert take(worker) == []
-    walked(worker, 31)
+    scan_is_due()
 
     assert take(worker) == [job_id]
 
 
+@pytest.mark.slow
 def test_floored_sessions_drain_a_queue_to_the_last_job_and_end_each_once(
-    connect, owner, producer, running, background
+    connect, owner, producer, running, background, is_floored
 ):
     running(150)
     producer.execute(
@@ -199,7 +141,7 @@ def test_floored_sessions_drain_a_queue_to_the_last_job_and_end_each_once(
                 "select job_id, attempt, lease_token from claim('email', %s::integer)",
                 limit,
             )
-            seen_floored |= is_floored(session)
+            seen_floored |= session is sessions[0] and is_floored()
             if not claimed and owner.value("select count(*) from live_job") == 150:
                 return seen_floored
             leases.extend((job_id, attempt) for job_id, attempt, _ in claimed)
@@ -236,7 +178,8 @@ def test_floored_sessions_drain_a_queue_to_the_last_job_and_end_each_once(
 
     sessions = [connect("email-worker") for _ in range(3)]
     drains = [background(drain, session) for session in sessions]
-    assert [each.result(60) for each in drains] == [True] * 3
+    drained = [each.result(60) for each in drains]
+    assert any(drained)
 
     ends = Counter(
         job_id

@@ -90,6 +90,7 @@ def test_two_reclaims_of_one_lapsed_lease_give_it_to_one(
     assert owner.rows("select attempt, outcome from attempt") == [(1, "lease_expired")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 25])
 def test_eight_workers_claim_and_complete_each_of_2000_jobs_exactly_once(
     size, connect, owner, producer, background

@@ -118,7 +118,7 @@ def test_an_enqueue_waits_for_the_configure_that_leaves_its_queue_out(
 
 @pytest.mark.parametrize("call", [ENQUEUE, ENQUEUE_MANY])
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_what_an_old_snapshot_enqueues_to_a_queue_left_out_waits_for_its_return(
+def test_a_job_enqueued_to_a_dropped_queue_from_an_old_snapshot_waits_for_its_return(
     call, isolation, fewer, producer, worker, owner
 ):
     producer.execute(f"begin isolation level {isolation}")
@@ -181,7 +181,7 @@ def test_a_configure_that_waits_is_not_in_the_way_of_the_one_it_waits_for(
 
 
 @pytest.mark.slow
-def test_configure_gives_up_by_itself_where_somebody_keeps_the_table(
+def test_configure_gives_up_if_a_session_keeps_the_table_locked(
     fewer, producer, connect
 ):
     admin = connect()
@@ -207,3 +207,42 @@ def test_a_producer_no_longer_declared_is_refused_from_the_commit_on(
     assert before
     with producer.refusing("42501"):
         producer.execute("select enqueue('email', 'send', '{}', 'k2')")
+
+
+@pytest.mark.parametrize("act", ["pause", "resume"])
+def test_pause_and_resume_wait_for_a_configure_and_never_deadlock(
+    act, fewer, owner, operator, connect, blocked, background
+):
+    if act == "resume":
+        operator.execute("select pause('email')")
+    # A queue that is left out would lock the table against readers, too.
+    changed = json.loads(fewer) | {"queues": ["email", "slow"], "lease_seconds": 31}
+    configuring = connect()
+    configuring.execute("begin")
+    configuring.execute(CONFIGURE, (json.dumps(changed),))
+
+    answer = background(operator.value, f"select {act}('email')")
+    blocked(operator, configuring)
+    configuring.execute("update queue set floor = floor")
+    configuring.execute("commit")
+
+    assert answer.result() is True
+    assert owner.value("select paused from instance") == (
+        ["email"] if act == "pause" else []
+    )
+
+
+@pytest.mark.parametrize("act", ["pause", "resume"])
+def test_pause_and_resume_refuse_a_queue_that_a_configure_drops_meanwhile(
+    act, fewer, owner, operator, blocked, background
+):
+    owner.execute("begin")
+    owner.execute(CONFIGURE, (fewer,))
+    asked = background(operator.execute, f"select {act}('slow')")
+    blocked(operator, owner)
+
+    owner.execute("commit")
+
+    with pytest.raises(psycopg.Error) as caught:
+        asked.result()
+    assert caught.value.sqlstate == "LJ003"

@@ -14,7 +14,7 @@ VERBS = pytest.mark.parametrize("verb", ["enqueue", "enqueue_many"])
 
 
 def ask(session, verb, payload='{"to": 1}', key="k"):
-    """Enqueue; answers the job and what became of it, alike for both verbs."""
+    """Enqueue a job by either verb. Return its id and the outcome."""
     job_id, answer = session.row(
         {"enqueue": ONE, "enqueue_many": MANY}[verb], payload, key
     ).values()
@@ -23,7 +23,7 @@ def ask(session, verb, payload='{"to": 1}', key="k"):
 
 @pytest.fixture
 def in_flight(producer):
-    """Enqueue key ``k`` in a transaction left open; answers the job."""
+    """Enqueue key ``k`` in a transaction left open and return the job."""
     producer.execute("begin")
     job_id, _ = ask(producer, "enqueue")
     return job_id
@@ -42,7 +42,7 @@ def test_another_producer_does_not_wait_for_the_same_key(
 
 
 @VERBS
-def test_an_existing_key_is_answered_at_once_while_its_rows_are_locked(
+def test_an_existing_key_returns_at_once_while_its_rows_are_locked(
     verb, producer, hold, impatient
 ):
     job_id, _ = ask(producer, "enqueue")
@@ -56,7 +56,7 @@ def test_an_existing_key_is_answered_at_once_while_its_rows_are_locked(
 
 @VERBS
 @pytest.mark.parametrize("act", ["claim", "renew", "complete", "fail"])
-def test_an_existing_key_is_answered_at_once_while_a_worker_is_at_its_job(
+def test_an_existing_key_returns_at_once_while_a_worker_has_its_job(
     verb, act, producer, worker, claim, impatient
 ):
     job_id, _ = ask(producer, "enqueue")
@@ -104,7 +104,7 @@ def test_an_existing_key_locks_nothing_that_its_job_needs(
 @pytest.mark.parametrize(
     ("ending", "outcome"), [("commit", "created"), ("rollback", "existing")]
 )
-def test_a_key_whose_job_is_being_purged_is_answered_by_how_the_purge_ends(
+def test_a_key_whose_job_is_being_purged_waits_for_the_end_of_the_purge(
     verb, ending, outcome, producer, operator, failed_job, owner, blocked, background
 ):
     old = failed_job(key="k", payload={"to": 1})

@@ -71,6 +71,7 @@ def run_a_job(conninfo, schema, callers):
         return connection.execute("select complete(%s, %s)", lease).fetchone()[0]
 
 
+@pytest.mark.slow
 def test_two_set_ups_of_one_instance_queue_up_and_the_second_finds_it_done(
     names, databases, background
 ):
@@ -90,6 +91,7 @@ def test_two_set_ups_of_one_instance_queue_up_and_the_second_finds_it_done(
     assert run_a_job(conninfo, "jobs_email", prefix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["two databases", "two schemas"])
 def test_of_two_set_ups_that_reach_for_one_role_prefix_one_is_refused(
     where, names, databases, background

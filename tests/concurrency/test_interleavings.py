@@ -1,11 +1,14 @@
-"""Two acts on one job at once: who waits for whom, and what each is told.
+"""Two acts on one job at once: which waits for the other, and what each returns.
 
-The table says it for every pair. The first act is done in a transaction left open, then
-the second is started. Where it ``waits`` it is seen to wait for the first; else it
-answers before the first has ended. ``commit`` and ``rollback`` are what it answers when
-the first ends so, with the state the job is left in; ``old snapshot`` is what it answers
-at REPEATABLE READ when the first was committed after its snapshot was taken. A refusal
-goes by its name; ``=`` stands for what is to the left of it.
+The table has a row for every pair. The first act is done in a transaction left open.
+Then the second act starts:
+
+- ``waits``: whether it waits for the first. Otherwise it returns before the first ends.
+- ``commit``, ``rollback``: what it returns when the first ends so, and the job's state.
+- ``old snapshot``: what it returns at REPEATABLE READ, with a snapshot from before the
+  commit of the first.
+
+A refusal has its name. ``=`` repeats the cell to its left.
 """
 
 from __future__ import annotations
@@ -25,166 +28,169 @@ import pytest
 #   leased   leased, two attempts left     done     completed
 #   last     leased, no attempt left       failed   given up
 TABLE = """
-first                     start   second                  waits  commit                rollback              old snapshot   left by commit  left by rollback
+first                                start   second                                       waits  commit                rollback              old snapshot   left by commit  left by rollback
 
-claim                     ready   claim                   no     nothing               =                     40001          running 1       queued 0
-claim                     ready   enqueue                 no     existing              =                     =              running 1       queued 0
-claim                     ready   enqueue_other           no     idempotency_conflict  =                     =              running 1       queued 0
-claim                     ready   purge                   no     purged 0              =                     =              running 1       queued 0
-claim                     ready   redrive                 no     invalid_argument      =                     =              running 1       queued 0
-claim                     ready   retire                  no     retired 0             =                     =              running 1       queued 0
+claim                                ready   claim                                        no     nothing               =                     40001          running 1       queued 0
+claim                                ready   enqueue                                      no     existing              =                     =              running 1       queued 0
+claim                                ready   enqueue_other                                no     idempotency_conflict  =                     =              running 1       queued 0
+claim                                ready   purge                                        no     purged 0              =                     =              running 1       queued 0
+claim                                ready   redrive                                      no     invalid_argument      =                     =              running 1       queued 0
+claim                                ready   retire                                       no     retired 0             =                     =              running 1       queued 0
 
-claim                     lapsed  claim                   no     nothing               =                     40001          running 2       running 1
-claim                     lapsed  renew                   yes    invalid_lease         =                     40001          running 2       running 1
-claim                     lapsed  renew_many              no     busy                  =                     40001          running 2       running 1
-claim                     lapsed  complete,complete_many  yes    invalid_lease         =                     40001          running 2       running 1
-claim                     lapsed  fail,fail_many,give_up  yes    invalid_lease         =                     40001          running 2       running 1
-claim                     lapsed  enqueue                 no     existing              =                     =              running 2       running 1
-claim                     lapsed  enqueue_other           no     idempotency_conflict  =                     =              running 2       running 1
-claim                     lapsed  purge                   no     purged 0              =                     =              running 2       running 1
-claim                     lapsed  redrive                 no     invalid_argument      =                     =              running 2       running 1
-claim                     lapsed  retire                  no     retired 0             =                     =              running 2       running 1
+claim                                lapsed  claim                                        no     nothing               =                     40001          running 2       running 1
+claim                                lapsed  renew                                        yes    invalid_lease         =                     40001          running 2       running 1
+claim                                lapsed  renew_many                                   no     busy                  =                     40001          running 2       running 1
+claim                                lapsed  complete,complete_many                       yes    invalid_lease         =                     40001          running 2       running 1
+claim                                lapsed  fail,fail_many,release,release_many,give_up  yes    invalid_lease         =                     40001          running 2       running 1
+claim                                lapsed  enqueue                                      no     existing              =                     =              running 2       running 1
+claim                                lapsed  enqueue_other                                no     idempotency_conflict  =                     =              running 2       running 1
+claim                                lapsed  purge                                        no     purged 0              =                     =              running 2       running 1
+claim                                lapsed  redrive                                      no     invalid_argument      =                     =              running 2       running 1
+claim                                lapsed  retire                                       no     retired 0             =                     =              running 2       running 1
 
-claim,retire              spent   claim                   no     nothing               =                     40001          failed 1        running 1
-claim,retire              spent   renew                   yes    invalid_lease         =                     40001          failed 1        running 1
-claim,retire              spent   renew_many              no     busy                  =                     40001          failed 1        running 1
-claim,retire              spent   complete,complete_many  yes    invalid_lease         =                     40001          failed 1        running 1
-claim,retire              spent   fail,fail_many,give_up  yes    invalid_lease         =                     40001          failed 1        running 1
-claim,retire              spent   enqueue                 no     existing              =                     =              failed 1        running 1
-claim,retire              spent   enqueue_other           no     idempotency_conflict  =                     =              failed 1        running 1
-claim,retire              spent   purge                   no     purged 0              =                     =              failed 1        running 1
-claim,retire              spent   redrive                 no     invalid_argument      =                     =              failed 1        running 1
-claim,retire              spent   retire                  no     retired 0             =                     40001          failed 1        running 1
+claim,retire                         spent   claim                                        no     nothing               =                     40001          failed 1        running 1
+claim,retire                         spent   renew                                        yes    invalid_lease         =                     40001          failed 1        running 1
+claim,retire                         spent   renew_many                                   no     busy                  =                     40001          failed 1        running 1
+claim,retire                         spent   complete,complete_many                       yes    invalid_lease         =                     40001          failed 1        running 1
+claim,retire                         spent   fail,fail_many,release,release_many,give_up  yes    invalid_lease         =                     40001          failed 1        running 1
+claim,retire                         spent   enqueue                                      no     existing              =                     =              failed 1        running 1
+claim,retire                         spent   enqueue_other                                no     idempotency_conflict  =                     =              failed 1        running 1
+claim,retire                         spent   purge                                        no     purged 0              =                     =              failed 1        running 1
+claim,retire                         spent   redrive                                      no     invalid_argument      =                     =              failed 1        running 1
+claim,retire                         spent   retire                                       no     retired 0             =                     40001          failed 1        running 1
 
-renew,renew_many          leased  claim                   no     nothing               =                     =              running 1       running 1
-renew,renew_many          leased  renew                   yes    renewed               =                     40001          running 1       running 1
-renew,renew_many          leased  renew_many              no     busy                  =                     40001          running 1       running 1
-renew,renew_many          leased  complete,complete_many  yes    completed             =                     40001          succeeded 1     succeeded 1
-renew,renew_many          leased  fail,fail_many          yes    queued                =                     40001          queued 1        queued 1
-renew,renew_many          leased  give_up                 yes    failed                =                     40001          failed 1        failed 1
-renew,renew_many          leased  enqueue                 no     existing              =                     =              running 1       running 1
-renew,renew_many          leased  enqueue_other           no     idempotency_conflict  =                     =              running 1       running 1
-renew,renew_many          leased  purge                   no     purged 0              =                     =              running 1       running 1
-renew,renew_many          leased  redrive                 no     invalid_argument      =                     =              running 1       running 1
-renew,renew_many          leased  retire                  no     retired 0             =                     =              running 1       running 1
+renew,renew_many                     leased  claim                                        no     nothing               =                     =              running 1       running 1
+renew,renew_many                     leased  renew                                        yes    renewed               =                     40001          running 1       running 1
+renew,renew_many                     leased  renew_many                                   no     busy                  =                     40001          running 1       running 1
+renew,renew_many                     leased  complete,complete_many                       yes    completed             =                     40001          succeeded 1     succeeded 1
+renew,renew_many                     leased  fail,fail_many,release,release_many          yes    queued                =                     40001          queued 1        queued 1
+renew,renew_many                     leased  give_up                                      yes    failed                =                     40001          failed 1        failed 1
+renew,renew_many                     leased  enqueue                                      no     existing              =                     =              running 1       running 1
+renew,renew_many                     leased  enqueue_other                                no     idempotency_conflict  =                     =              running 1       running 1
+renew,renew_many                     leased  purge                                        no     purged 0              =                     =              running 1       running 1
+renew,renew_many                     leased  redrive                                      no     invalid_argument      =                     =              running 1       running 1
+renew,renew_many                     leased  retire                                       no     retired 0             =                     =              running 1       running 1
 
-renew_many,complete_many  lapsed  claim                   no     nothing               =                     leased 2       running 1       running 1
-renew_many,fail_many      lapsed  renew,complete,fail     yes    invalid_lease         =                     =              running 1       running 1
-renew_many,fail_many      lapsed  renew_many              no     busy                  =                     invalid_lease  running 1       running 1
-complete_many,fail_many   spent   retire                  no     retired 0             =                     retired 1      running 1       running 1
-renew,complete,fail       lapsed  claim                   no     leased 2              =                     =              running 2       running 2
-renew,complete,fail       lapsed  renew,complete,fail     no     invalid_lease         =                     =              running 1       running 1
+renew_many,complete_many             lapsed  claim                                        no     nothing               =                     leased 2       running 1       running 1
+renew_many,fail_many                 lapsed  renew,complete,fail                          yes    invalid_lease         =                     =              running 1       running 1
+renew_many,fail_many                 lapsed  renew_many                                   no     busy                  =                     invalid_lease  running 1       running 1
+complete_many,fail_many              spent   retire                                       no     retired 0             =                     retired 1      running 1       running 1
+renew,complete,fail                  lapsed  claim                                        no     leased 2              =                     =              running 2       running 2
+renew,complete,fail                  lapsed  renew,complete,fail                          no     invalid_lease         =                     =              running 1       running 1
 
-complete,complete_many    leased  claim                   no     nothing               =                     =              succeeded 1     running 1
-complete,complete_many    leased  renew                   yes    invalid_lease         renewed               40001          succeeded 1     running 1
-complete,complete_many    leased  renew_many              no     busy                  =                     40001          succeeded 1     running 1
-complete,complete_many    leased  complete,complete_many  yes    completed             =                     40001          succeeded 1     succeeded 1
-complete,complete_many    leased  fail,fail_many          yes    invalid_lease         queued                40001          succeeded 1     queued 1
-complete,complete_many    leased  give_up                 yes    invalid_lease         failed                40001          succeeded 1     failed 1
-complete,complete_many    leased  enqueue                 no     existing              =                     =              succeeded 1     running 1
-complete,complete_many    leased  enqueue_other           no     idempotency_conflict  =                     =              succeeded 1     running 1
-complete,complete_many    leased  purge                   no     purged 0              =                     =              succeeded 1     running 1
-complete,complete_many    leased  redrive                 no     invalid_argument      =                     =              succeeded 1     running 1
-complete,complete_many    leased  retire                  no     retired 0             =                     =              succeeded 1     running 1
-complete                  done    complete,complete_many  no     completed             =                     =              succeeded 1     succeeded 1
-complete                  done    purge                   no     purged 1              =                     =              gone            gone
-complete                  done    redrive                 no     invalid_argument      =                     =              succeeded 1     succeeded 1
+complete,complete_many               leased  claim                                        no     nothing               =                     =              succeeded 1     running 1
+complete,complete_many               leased  renew                                        yes    invalid_lease         renewed               40001          succeeded 1     running 1
+complete,complete_many               leased  renew_many                                   no     busy                  =                     40001          succeeded 1     running 1
+complete,complete_many               leased  complete,complete_many                       yes    completed             =                     40001          succeeded 1     succeeded 1
+complete,complete_many               leased  fail,fail_many,release,release_many          yes    invalid_lease         queued                40001          succeeded 1     queued 1
+complete,complete_many               leased  give_up                                      yes    invalid_lease         failed                40001          succeeded 1     failed 1
+complete,complete_many               leased  enqueue                                      no     existing              =                     =              succeeded 1     running 1
+complete,complete_many               leased  enqueue_other                                no     idempotency_conflict  =                     =              succeeded 1     running 1
+complete,complete_many               leased  purge                                        no     purged 0              =                     =              succeeded 1     running 1
+complete,complete_many               leased  redrive                                      no     invalid_argument      =                     =              succeeded 1     running 1
+complete,complete_many               leased  retire                                       no     retired 0             =                     =              succeeded 1     running 1
+complete                             done    complete,complete_many                       no     completed             =                     =              succeeded 1     succeeded 1
+complete                             done    purge                                        no     purged 1              =                     =              gone            gone
+complete                             done    redrive                                      no     invalid_argument      =                     =              succeeded 1     succeeded 1
 
-fail,fail_many            leased  claim                   no     nothing               =                     =              queued 1        running 1
-fail,fail_many            leased  renew                   yes    invalid_lease         renewed               40001          queued 1        running 1
-fail,fail_many            leased  renew_many              no     busy                  =                     40001          queued 1        running 1
-fail,fail_many            leased  complete,complete_many  yes    invalid_lease         completed             40001          queued 1        succeeded 1
-fail,fail_many            leased  fail,fail_many          yes    queued                =                     40001          queued 1        queued 1
-fail,fail_many            leased  give_up                 yes    invalid_lease         failed                40001          queued 1        failed 1
-fail,fail_many            leased  enqueue                 no     existing              =                     =              queued 1        running 1
-fail,fail_many            leased  enqueue_other           no     idempotency_conflict  =                     =              queued 1        running 1
-fail,fail_many            leased  purge                   no     purged 0              =                     =              queued 1        running 1
-fail,fail_many            leased  redrive                 no     invalid_argument      =                     =              queued 1        running 1
-fail,fail_many            leased  retire                  no     retired 0             =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  claim                                        no     nothing               =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  renew                                        yes    invalid_lease         renewed               40001          queued 1        running 1
+fail,fail_many,release,release_many  leased  renew_many                                   no     busy                  =                     40001          queued 1        running 1
+fail,fail_many,release,release_many  leased  complete,complete_many                       yes    invalid_lease         completed             40001          queued 1        succeeded 1
+fail,fail_many                       leased  fail,fail_many                               yes    queued                =                     40001          queued 1        queued 1
+fail,fail_many                       leased  release,release_many                         yes    invalid_lease         queued                40001          queued 1        queued 1
+release,release_many                 leased  fail,fail_many                               yes    invalid_lease         queued                40001          queued 1        queued 1
+release,release_many                 leased  release,release_many                         yes    queued                =                     40001          queued 1        queued 1
+fail,fail_many,release,release_many  leased  give_up                                      yes    invalid_lease         failed                40001          queued 1        failed 1
+fail,fail_many,release,release_many  leased  enqueue                                      no     existing              =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  enqueue_other                                no     idempotency_conflict  =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  purge                                        no     purged 0              =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  redrive                                      no     invalid_argument      =                     =              queued 1        running 1
+fail,fail_many,release,release_many  leased  retire                                       no     retired 0             =                     =              queued 1        running 1
 
-fail                      last    claim                   no     nothing               =                     =              failed 1        running 1
-fail                      last    renew                   yes    invalid_lease         renewed               40001          failed 1        running 1
-fail                      last    complete,complete_many  yes    invalid_lease         completed             40001          failed 1        succeeded 1
-fail                      last    fail,fail_many          yes    failed                =                     40001          failed 1        failed 1
-fail                      last    give_up                 yes    invalid_lease         failed                40001          failed 1        failed 1
-fail                      last    redrive                 no     invalid_argument      =                     =              failed 1        running 1
+fail                                 last    claim                                        no     nothing               =                     =              failed 1        running 1
+fail                                 last    renew                                        yes    invalid_lease         renewed               40001          failed 1        running 1
+fail                                 last    complete,complete_many                       yes    invalid_lease         completed             40001          failed 1        succeeded 1
+fail                                 last    fail,fail_many                               yes    failed                =                     40001          failed 1        failed 1
+fail                                 last    give_up                                      yes    invalid_lease         failed                40001          failed 1        failed 1
+fail                                 last    redrive                                      no     invalid_argument      =                     =              failed 1        running 1
 
-give_up                   leased  claim                   no     nothing               =                     =              failed 1        running 1
-give_up                   leased  renew                   yes    invalid_lease         renewed               40001          failed 1        running 1
-give_up                   leased  renew_many              no     busy                  =                     40001          failed 1        running 1
-give_up                   leased  complete,complete_many  yes    invalid_lease         completed             40001          failed 1        succeeded 1
-give_up                   leased  fail,fail_many          yes    invalid_lease         queued                40001          failed 1        queued 1
-give_up                   leased  give_up                 yes    failed                =                     40001          failed 1        failed 1
-give_up                   leased  enqueue                 no     existing              =                     =              failed 1        running 1
-give_up                   leased  enqueue_other           no     idempotency_conflict  =                     =              failed 1        running 1
-give_up                   leased  purge                   no     purged 0              =                     =              failed 1        running 1
-give_up                   leased  redrive                 no     invalid_argument      =                     =              failed 1        running 1
-give_up                   leased  retire                  no     retired 0             =                     =              failed 1        running 1
-give_up                   failed  redrive                 no     queued                =                     =              queued 1        queued 1
-give_up                   failed  purge                   no     purged 1              =                     =              gone            gone
+give_up                              leased  claim                                        no     nothing               =                     =              failed 1        running 1
+give_up                              leased  renew                                        yes    invalid_lease         renewed               40001          failed 1        running 1
+give_up                              leased  renew_many                                   no     busy                  =                     40001          failed 1        running 1
+give_up                              leased  complete,complete_many                       yes    invalid_lease         completed             40001          failed 1        succeeded 1
+give_up                              leased  fail,fail_many,release,release_many          yes    invalid_lease         queued                40001          failed 1        queued 1
+give_up                              leased  give_up                                      yes    failed                =                     40001          failed 1        failed 1
+give_up                              leased  enqueue                                      no     existing              =                     =              failed 1        running 1
+give_up                              leased  enqueue_other                                no     idempotency_conflict  =                     =              failed 1        running 1
+give_up                              leased  purge                                        no     purged 0              =                     =              failed 1        running 1
+give_up                              leased  redrive                                      no     invalid_argument      =                     =              failed 1        running 1
+give_up                              leased  retire                                       no     retired 0             =                     =              failed 1        running 1
+give_up                              failed  redrive                                      no     queued                =                     =              queued 1        queued 1
+give_up                              failed  purge                                        no     purged 1              =                     =              gone            gone
 
-enqueue                   absent  enqueue                 yes    existing              created               40001          queued 0        queued 0
-enqueue                   absent  enqueue_other           yes    idempotency_conflict  created               40001          queued 0        queued 0
-enqueue                   absent  claim                   no     nothing               =                     =              queued 0        gone
-enqueue                   absent  purge                   no     purged 0              =                     =              queued 0        gone
-enqueue                   absent  redrive                 no     job_not_found         =                     =              queued 0        gone
-enqueue                   absent  retire                  no     retired 0             =                     =              queued 0        gone
+enqueue                              absent  enqueue                                      yes    existing              created               40001          queued 0        queued 0
+enqueue                              absent  enqueue_other                                yes    idempotency_conflict  created               40001          queued 0        queued 0
+enqueue                              absent  claim                                        no     nothing               =                     =              queued 0        gone
+enqueue                              absent  purge                                        no     purged 0              =                     =              queued 0        gone
+enqueue                              absent  redrive                                      no     job_not_found         =                     =              queued 0        gone
+enqueue                              absent  retire                                       no     retired 0             =                     =              queued 0        gone
 
-enqueue,enqueue_other     ready   claim                   no     leased 1              =                     =              running 1       running 1
-enqueue,enqueue_other     ready   enqueue                 no     existing              =                     =              queued 0        queued 0
-enqueue,enqueue_other     ready   enqueue_other           no     idempotency_conflict  =                     =              queued 0        queued 0
-enqueue,enqueue_other     ready   redrive                 no     invalid_argument      =                     =              queued 0        queued 0
-enqueue                   leased  renew,renew_many        no     renewed               =                     =              running 1       running 1
-enqueue                   leased  complete,complete_many  no     completed             =                     =              succeeded 1     succeeded 1
-enqueue                   leased  fail,fail_many          no     queued                =                     =              queued 1        queued 1
-enqueue                   leased  give_up                 no     failed                =                     =              failed 1        failed 1
-enqueue                   lapsed  claim                   no     leased 2              =                     =              running 2       running 2
-enqueue                   spent   claim                   no     nothing               =                     =              failed 1        failed 1
-enqueue                   spent   retire                  no     retired 1             =                     =              failed 1        failed 1
-enqueue,enqueue_other     done    purge                   no     purged 1              =                     =              gone            gone
-enqueue,enqueue_other     failed  redrive                 no     queued                =                     =              queued 1        queued 1
+enqueue,enqueue_other                ready   claim                                        no     leased 1              =                     =              running 1       running 1
+enqueue,enqueue_other                ready   enqueue                                      no     existing              =                     =              queued 0        queued 0
+enqueue,enqueue_other                ready   enqueue_other                                no     idempotency_conflict  =                     =              queued 0        queued 0
+enqueue,enqueue_other                ready   redrive                                      no     invalid_argument      =                     =              queued 0        queued 0
+enqueue                              leased  renew,renew_many                             no     renewed               =                     =              running 1       running 1
+enqueue                              leased  complete,complete_many                       no     completed             =                     =              succeeded 1     succeeded 1
+enqueue                              leased  fail,fail_many,release,release_many          no     queued                =                     =              queued 1        queued 1
+enqueue                              leased  give_up                                      no     failed                =                     =              failed 1        failed 1
+enqueue                              lapsed  claim                                        no     leased 2              =                     =              running 2       running 2
+enqueue                              spent   claim                                        no     nothing               =                     =              failed 1        failed 1
+enqueue                              spent   retire                                       no     retired 1             =                     =              failed 1        failed 1
+enqueue,enqueue_other                done    purge                                        no     purged 1              =                     =              gone            gone
+enqueue,enqueue_other                failed  redrive                                      no     queued                =                     =              queued 1        queued 1
 
-purge                     done    claim                   no     nothing               =                     =              gone            succeeded 1
-purge                     done    renew,renew_many        no     invalid_lease         =                     =              gone            succeeded 1
-purge                     done    complete,complete_many  no     completed             =                     =              gone            succeeded 1
-purge                     done    fail,fail_many,give_up  no     invalid_lease         =                     =              gone            succeeded 1
-purge                     done    enqueue                 yes    created               existing              created        queued 0        succeeded 1
-purge                     done    enqueue_other           yes    created               idempotency_conflict  created        queued 0        succeeded 1
-purge                     done    purge                   no     purged 0              =                     40001          gone            succeeded 1
-purge                     done    redrive                 yes    job_not_found         invalid_argument      40001          gone            succeeded 1
-purge                     done    retire                  no     retired 0             =                     =              gone            succeeded 1
+purge                                done    claim                                        no     nothing               =                     =              gone            succeeded 1
+purge                                done    renew,renew_many                             no     invalid_lease         =                     =              gone            succeeded 1
+purge                                done    complete,complete_many                       no     completed             =                     =              gone            succeeded 1
+purge                                done    fail,fail_many,release,release_many,give_up  no     invalid_lease         =                     =              gone            succeeded 1
+purge                                done    enqueue                                      yes    created               existing              created        queued 0        succeeded 1
+purge                                done    enqueue_other                                yes    created               idempotency_conflict  created        queued 0        succeeded 1
+purge                                done    purge                                        no     purged 0              =                     40001          gone            succeeded 1
+purge                                done    redrive                                      yes    job_not_found         invalid_argument      40001          gone            succeeded 1
+purge                                done    retire                                       no     retired 0             =                     =              gone            succeeded 1
 
-purge                     failed  give_up                 no     failed                =                     =              gone            failed 1
-purge                     failed  renew,complete,fail     no     invalid_lease         =                     =              gone            failed 1
-purge                     failed  enqueue                 yes    created               existing              created        queued 0        failed 1
-purge                     failed  enqueue_other           yes    created               idempotency_conflict  created        queued 0        failed 1
-purge                     failed  purge                   no     purged 0              =                     40001          gone            failed 1
-purge                     failed  redrive                 yes    job_not_found         queued                40001          gone            queued 1
+purge                                failed  give_up                                      no     failed                =                     =              gone            failed 1
+purge                                failed  renew,complete,fail                          no     invalid_lease         =                     =              gone            failed 1
+purge                                failed  enqueue                                      yes    created               existing              created        queued 0        failed 1
+purge                                failed  enqueue_other                                yes    created               idempotency_conflict  created        queued 0        failed 1
+purge                                failed  purge                                        no     purged 0              =                     40001          gone            failed 1
+purge                                failed  redrive                                      yes    job_not_found         queued                40001          gone            queued 1
 
-purge                     ready   claim                   no     leased 1              =                     =              running 1       running 1
-purge                     leased  complete                no     completed             =                     =              succeeded 1     succeeded 1
-purge                     spent   claim                   no     nothing               =                     =              failed 1        failed 1
-purge                     spent   retire                  no     retired 1             =                     =              failed 1        failed 1
+purge                                ready   claim                                        no     leased 1              =                     =              running 1       running 1
+purge                                leased  complete                                     no     completed             =                     =              succeeded 1     succeeded 1
+purge                                spent   claim                                        no     nothing               =                     =              failed 1        failed 1
+purge                                spent   retire                                       no     retired 1             =                     =              failed 1        failed 1
 
-redrive                   failed  claim                   no     nothing               =                     =              queued 1        failed 1
-redrive                   failed  renew,renew_many        no     invalid_lease         =                     =              queued 1        failed 1
-redrive                   failed  complete,complete_many  no     invalid_lease         =                     =              queued 1        failed 1
-redrive                   failed  fail,fail_many          no     invalid_lease         =                     =              queued 1        failed 1
-redrive                   failed  give_up                 no     failed                =                     =              queued 1        failed 1
-redrive                   failed  enqueue                 yes    existing              =                     40001          queued 1        failed 1
-redrive                   failed  enqueue_other           yes    idempotency_conflict  =                     40001          queued 1        failed 1
-redrive                   failed  purge                   no     purged 0              =                     40001          queued 1        failed 1
-redrive                   failed  redrive                 yes    invalid_argument      queued                40001          queued 1        queued 1
-redrive                   failed  retire                  no     retired 0             =                     =              queued 1        failed 1
-redrive                   done    purge                   no     purged 1              =                     =              gone            gone
-redrive                   spent   claim                   no     nothing               =                     =              failed 1        failed 1
-redrive                   spent   retire                  no     retired 1             =                     =              failed 1        failed 1
+redrive                              failed  claim                                        no     nothing               =                     =              queued 1        failed 1
+redrive                              failed  renew,renew_many                             no     invalid_lease         =                     =              queued 1        failed 1
+redrive                              failed  complete,complete_many                       no     invalid_lease         =                     =              queued 1        failed 1
+redrive                              failed  fail,fail_many,release,release_many          no     invalid_lease         =                     =              queued 1        failed 1
+redrive                              failed  give_up                                      no     failed                =                     =              queued 1        failed 1
+redrive                              failed  enqueue                                      yes    existing              =                     40001          queued 1        failed 1
+redrive                              failed  enqueue_other                                yes    idempotency_conflict  =                     40001          queued 1        failed 1
+redrive                              failed  purge                                        no     purged 0              =                     40001          queued 1        failed 1
+redrive                              failed  redrive                                      yes    invalid_argument      queued                40001          queued 1        queued 1
+redrive                              failed  retire                                       no     retired 0             =                     =              queued 1        failed 1
+redrive                              done    purge                                        no     purged 1              =                     =              gone            gone
+redrive                              spent   claim                                        no     nothing               =                     =              failed 1        failed 1
+redrive                              spent   retire                                       no     retired 1             =                     =              failed 1        failed 1
 
-retire                    lapsed  claim                   no     leased 2              =                     =              running 2       running 2
-retire                    leased  renew,renew_many        no     renewed               =                     =              running 1       running 1
-retire                    leased  complete,complete_many  no     completed             =                     =              succeeded 1     succeeded 1
-retire                    failed  purge                   no     purged 1              =                     =              gone            gone
-retire                    failed  redrive                 no     queued                =                     =              queued 1        queued 1
+retire                               lapsed  claim                                        no     leased 2              =                     =              running 2       running 2
+retire                               leased  renew,renew_many                             no     renewed               =                     =              running 1       running 1
+retire                               leased  complete,complete_many                       no     completed             =                     =              succeeded 1     succeeded 1
+retire                               failed  purge                                        no     purged 1              =                     =              gone            gone
+retire                               failed  redrive                                      no     queued                =                     =              queued 1        queued 1
 """
 LEASE = "%(job)s, %(token)s"
 LEASES = "array[%(job)s]::uuid[], array[%(token)s]::text[]"
@@ -199,6 +205,11 @@ ACTS = {
     "fail_many": (
         "email-worker",
         f"select outcome from fail_many({LEASES}, array['smtp.down'], array[true])",
+    ),
+    "release": ("email-worker", f"select status from release({LEASE})"),
+    "release_many": (
+        "email-worker",
+        f"select outcome from release_many({LEASES}, array[0])",
     ),
     "give_up": (
         "email-worker",
@@ -259,7 +270,7 @@ FIRSTS = pytest.mark.parametrize("first", CELLS)
 
 @pytest.fixture
 def stage(enqueue, claim, worker, expire, owner):
-    """Bring the one job there is to a start; answers what the acts refer to."""
+    """Bring the one job there is to a start and return what the acts refer to."""
 
     def stage(start):
         for table in ("live_job", "attempt", "job", "operator_act"):
@@ -290,7 +301,7 @@ def pair(connect):
 
 @pytest.fixture
 def act(prefix):
-    """Do an act; answers what came of it, in a word or two."""
+    """Do an act and return its result in a word or two."""
 
     def act(session, name, scene):
         role, statement = ACTS[name]
@@ -327,7 +338,7 @@ def left(owner):
 
 @pytest.fixture
 def play(pair, stage, act, left, blocked, background):
-    """Do both acts of a cell, then end the first; answers the second's and what is left."""
+    """Do both acts of a cell, then end the first. Return the second's result and the state."""
     one, other = pair
 
     def play(cell, ending, *, savepoint=False):
@@ -350,8 +361,9 @@ def play(pair, stage, act, left, blocked, background):
     return play
 
 
+@pytest.mark.sampled
 @FIRSTS
-def test_the_second_act_waits_and_answers_as_the_table_says(first, play):
+def test_the_second_act_waits_and_returns_as_the_table_says(first, play):
     wrong = []
 
     for cell in CELLS[first]:
@@ -365,7 +377,7 @@ def test_the_second_act_waits_and_answers_as_the_table_says(first, play):
 
 @pytest.mark.slow
 @FIRSTS
-def test_in_an_older_snapshot_the_second_act_answers_as_the_table_says(
+def test_in_an_older_snapshot_the_second_act_returns_as_the_table_says(
     first, pair, stage, act, state
 ):
     one, other = pair
@@ -387,6 +399,7 @@ def test_in_an_older_snapshot_the_second_act_answers_as_the_table_says(
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_an_act_undone_by_a_savepoint_lets_the_second_go_on_as_after_a_rollback(play):
     wrong = []
 

@@ -18,7 +18,7 @@ def begin(session, isolation):
 
 
 @LEVELS
-def test_t13_claim_in_an_old_snapshot_does_not_lease_a_job_claimed_since(
+def test_claim_in_an_old_snapshot_does_not_lease_a_job_claimed_since(
     isolation, enqueue, claim, worker, rival, owner
 ):
     enqueue()
@@ -36,7 +36,7 @@ def test_t13_claim_in_an_old_snapshot_does_not_lease_a_job_claimed_since(
 
 
 @LEVELS
-def test_t13_claim_in_an_old_snapshot_does_not_revive_a_job_completed_since(
+def test_claim_in_an_old_snapshot_does_not_revive_a_job_completed_since(
     isolation, enqueue, claim, worker, rival, owner
 ):
     job_id = enqueue()
@@ -52,9 +52,10 @@ def test_t13_claim_in_an_old_snapshot_does_not_revive_a_job_completed_since(
     assert owner.rows("select attempt, outcome from attempt") == [(1, "succeeded")]
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize("size", [1, 5])
-def test_t13_eight_workers_above_read_committed_claim_each_job_once(
+def test_eight_workers_above_read_committed_claim_each_job_once(
     isolation, size, connect, enqueue, owner, background
 ):
     for _ in range(100):
@@ -70,7 +71,10 @@ def test_t13_eight_workers_above_read_committed_claim_each_job_once(
                 leases = session.rows("select job_id from claim('email', %s)", size)
             except psycopg.errors.SerializationFailure:
                 continue
-            if not leases:
+            # What a refused claim had passed waits below the floor for a full scan.
+            if not leases and not owner.value(
+                "select count(*) from live_job where lease_expires_at is null"
+            ):
                 return claimed
             claimed += leases
 

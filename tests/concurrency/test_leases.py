@@ -41,6 +41,7 @@ def test_a_call_that_waited_for_a_lock_that_changed_nothing_goes_through(
     assert answer.result() not in (None, "invalid_lease")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", WAITING)
 def test_a_lease_that_runs_out_while_its_batch_waits_for_another_row_is_lost(
     verb, enqueue, claim, worker, owner, hold, blocked, background, lapse_soon, pass_by
@@ -75,7 +76,7 @@ def test_a_lease_that_runs_out_while_its_batch_waits_for_another_row_is_lost(
 
 @pytest.mark.parametrize("verb", [*ONE, *MANY])
 @pytest.mark.parametrize("forgery", ["garbage token", "another worker"])
-def test_a_call_without_the_lease_answers_at_once_while_the_row_is_locked(
+def test_a_call_without_the_lease_returns_at_once_while_the_row_is_locked(
     verb, forgery, enqueue, claim, worker, rival, hold, impatient
 ):
     job_id = enqueue()
@@ -161,6 +162,7 @@ def test_a_lease_that_was_busy_is_lost_or_kept_as_its_complete_ends(
     assert outcomes == [("renewed",), ("invalid_lease",)]
 
 
+@pytest.mark.slow
 def test_renew_many_in_flight_keeps_another_worker_from_reclaiming(
     enqueue, claim, worker, rival, lapse_soon, pass_by, impatient
 ):
@@ -195,7 +197,7 @@ FAILS = {
     ("first", "second"), [*itertools.product(COMPLETES, COMPLETES)]
 )
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_two_completes_at_once_are_both_told_yes_and_leave_one_row_of_evidence(
+def test_two_completes_at_once_both_return_true_and_leave_one_row_of_evidence(
     first, second, ending, enqueue, claim, worker, colleague, owner, blocked, background
 ):
     job_id = enqueue()
@@ -215,7 +217,7 @@ def test_two_completes_at_once_are_both_told_yes_and_leave_one_row_of_evidence(
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.product(FAILS, FAILS)])
-def test_two_equal_fails_at_once_are_told_the_same_and_count_once(
+def test_two_equal_fails_at_once_return_the_same_and_count_once(
     first, second, enqueue, claim, worker, colleague, owner, blocked, background
 ):
     job_id = enqueue()
@@ -265,7 +267,7 @@ def test_of_a_complete_and_a_fail_under_one_lease_exactly_one_wins(
 
 
 @pytest.mark.parametrize("verb", COMPLETES)
-def test_a_renewal_that_waited_for_a_complete_is_told_the_lease_has_ended(
+def test_a_renewal_that_waited_for_a_complete_fails_as_the_lease_has_ended(
     verb, enqueue, claim, worker, colleague, blocked, background
 ):
     job_id = enqueue()

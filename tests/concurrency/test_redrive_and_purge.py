@@ -197,7 +197,7 @@ def test_purge_leaves_a_job_whose_last_attempt_is_ending(
 
 
 @pytest.mark.parametrize("ending", ["still queued", "running", "succeeded", "failed"])
-def test_a_purge_overtaken_by_a_redrive_leaves_the_job_whatever_became_of_it(
+def test_a_purge_overtaken_by_a_redrive_leaves_the_job_in_every_state(
     ending,
     failed_job,
     gated_evidence,
@@ -269,3 +269,45 @@ def test_redriving_purging_and_working_at_once_leave_no_row_without_its_job(
         )
         == 0
     )
+
+
+# Erase, too.
+
+ERASE = "select erase(%s)"
+
+
+@ENDINGS
+def test_an_erase_waits_for_the_redrive_of_its_job(
+    ending, failed_job, operator, second_operator, orphans, owner, blocked, background
+):
+    job_id = failed_job()
+    operator.execute("begin")
+    operator.execute(REDRIVE, (job_id,))
+    answer = background(second_operator.value, ERASE, job_id)
+    blocked(second_operator, operator)
+    operator.execute(ending)
+
+    if ending == "commit":
+        with second_operator.refusing("LJ007"):
+            answer.result()
+    else:
+        assert answer.result() is True
+
+    assert orphans() == 0
+    assert owner.value("select count(*) from job") == (ending == "commit")
+
+
+@SNAPSHOTS
+def test_an_erase_with_a_snapshot_older_than_a_redrive_deletes_nothing(
+    isolation, failed_job, operator, second_operator, orphans, owner
+):
+    job_id = failed_job()
+    begin(second_operator, isolation)
+    operator.execute(REDRIVE, (job_id,))
+
+    with second_operator.refusing("40001"):
+        second_operator.execute(ERASE, (job_id,))
+    second_operator.execute("rollback")
+
+    assert orphans() == 0
+    assert owner.value("select count(*) from job") == 1

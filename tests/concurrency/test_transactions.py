@@ -49,6 +49,7 @@ VERBS = {
     ),
     "redrive": ("operator", "select redrive(%(failed)s)", (0, 1, 0, 1)),
     "purge": ("operator", "select purge(clock_timestamp())", (-1, 0, -1, 1)),
+    "erase": ("operator", "select erase(%(failed)s)", (-1, 0, -1, 1)),
     "retire_expired": ("operator", "select retire_expired(10)", (0, -1, 1, 1)),
 }
 
@@ -70,6 +71,7 @@ def sizes(state):
     return [len(rows) for rows in state.values()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_in_a_transaction_rolled_back_leaves_nothing(
     verb, scene, state, request
@@ -86,7 +88,7 @@ def test_a_verb_in_a_transaction_rolled_back_leaves_nothing(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_in_a_transaction_is_seen_by_nobody_before_the_commit_and_by_all_after(
+def test_a_verb_in_a_transaction_is_invisible_before_the_commit_and_visible_after(
     verb, scene, state, request
 ):
     caller, call, growth = VERBS[verb]
@@ -107,6 +109,7 @@ def test_a_verb_in_a_transaction_is_seen_by_nobody_before_the_commit_and_by_all_
         ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_undone_by_a_savepoint_leaves_nothing_of_itself_alone(
     verb, scene, state, request

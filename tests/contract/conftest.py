@@ -1,9 +1,10 @@
-"""A newcomer's directory, and the environment that the README and docs/ speak of."""
+"""A newcomer's directory, and a reader who runs every block of a page in it."""
 
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlencode
 from uuid import uuid4
@@ -16,7 +17,15 @@ from lenso_jobs.embedded import find_programs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENT = re.search(r"```json\n(.*?)```", README, re.DOTALL).group(1)
+(DOCUMENT,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+# The comment above a block that no reader runs, the words above it, its language, itself.
+BLOCK = re.compile(
+    r"(?P<before>[^\n]*)\n\n"
+    r"(?:<!-- (?P<mark>(?:not run: |run by )[^\n]+) -->\n)?"
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
+ROLES = re.compile(r"^(create|alter|drop) role |^(grant|revoke) ", re.MULTILINE)
 
 
 @pytest.fixture
@@ -32,7 +41,7 @@ def newcomer(new_database, tmp_path):
     the whole server.
     """
     mark = uuid4().hex[:8]
-    names = ("accounts", "organization", "email-worker", "operations")
+    names = ("accounts", "email-worker", "operations")
     conninfo = new_database(f"jobs_email_{mark}")
     parameters = {k: str(v) for k, v in conninfo_to_dict(conninfo).items()}
     dbname = parameters.pop("dbname")
@@ -41,13 +50,14 @@ def newcomer(new_database, tmp_path):
     def ours(text):
         for name, new in renamed.items():
             text = re.sub(
-                rf'(?<=["\'])(?:{name})(?=["\'])|(?<=role ){name}\b', new, text
+                rf'(?<=["\'])(?:{name})(?=["\'])|(?<=role |rant ){name}\b', new, text
             )
-        text = re.sub(r"(?<=role )(\w+-\w+)", r'"\1"', text)
-        return text.replace(
+        text = re.sub(r"(?<=role |rant )(\w+-\w+)", r'"\1"', text)
+        text = text.replace("--caller email-worker", f"--caller email-worker-{mark}")
+        return text.replace("jobs_email_", f"jobs_email_{mark}_").replace(
             '"schema": "jobs_email",',
             f'"schema": "jobs_email", "role_prefix": "jobs_email_{mark}",',
-        ).replace("jobs_email_owner", f"jobs_email_{mark}_owner")
+        )
 
     (tmp_path / "jobs.json").write_text(ours(DOCUMENT))
     for asset in ("sql", "migrations"):
@@ -59,11 +69,12 @@ def newcomer(new_database, tmp_path):
         f"#!/bin/sh\nexec {sys.executable} -c"
         " 'from lenso_jobs.cli import main; main()' \"$@\"\n"
     )
+    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (binaries / "yoyo").write_text(
         f"#!/bin/sh\nexec {sys.executable} -c"
         " 'from yoyo.scripts.main import main; main()' \"$@\"\n"
     )
-    for name in ("lenso-jobs", "yoyo"):
+    for name in ("lenso-jobs", "python", "yoyo"):
         (binaries / name).chmod(0o755)
     environment = {
         **os.environ,
@@ -112,8 +123,8 @@ def newcomer(new_database, tmp_path):
 
     started = []
     run.start = start
+    run.environment = environment
     run.directory = tmp_path
-    run.ours_in_sh = lambda text: text.replace("email-worker", renamed["email-worker"])
     run.conninfo = conninfo
     run.ours = ours
     run.url = environment["JOBS_DATABASE_URL"]
@@ -125,3 +136,82 @@ def newcomer(new_database, tmp_path):
         connection.execute("drop schema if exists jobs_email cascade")
         for name in renamed.values():
             connection.execute(f'drop role if exists "{name}"')
+
+
+@pytest.fixture
+def blocks():
+    """The code blocks of a page: what stands above, its mark, its language, its text."""
+
+    def blocks(path):
+        return [match.groupdict() for match in BLOCK.finditer(path.read_text("utf-8"))]
+
+    return blocks
+
+
+@pytest.fixture
+def worked(newcomer):
+    """Run a worker until nothing is left to do, and ask it to stop."""
+
+    def worked(*command):
+        deadline = time.monotonic() + 20
+        with psycopg.connect(newcomer.conninfo, autocommit=True) as connection:
+
+            def is_idle():
+                return connection.execute(
+                    "select not exists (table jobs_email.live_job)"
+                ).fetchone()[0]
+
+            if is_idle():
+                connection.execute(newcomer.ours("set role 'accounts'"))
+                connection.execute(
+                    "select jobs_email.enqueue("
+                    " 'email', 'send', '{\"to\": \"a worker\"}', gen_random_uuid()::text)"
+                )
+                connection.execute("reset role")
+            process = newcomer.start(*command)
+            while not is_idle():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        process.terminate()
+        said, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, said
+        return said
+
+    return worked
+
+
+@pytest.fixture
+def read(newcomer, blocks, psql, worked):
+    """Do what a page says, block by block; returns what each block printed."""
+
+    def in_python(text):
+        run = worked if ".run()" in text else newcomer
+        return run(sys.executable, "-W", "error", "-c", text)
+
+    def in_bash(text):
+        if "lenso-jobs work" in text:
+            return worked("bash", "-c", f"exec {text}")
+        shell = re.sub(r"^export .*\n", "", text, flags=re.MULTILINE)
+        return newcomer("bash", "-ec", shell)
+
+    def in_sql(text):
+        if ROLES.search(text):  # roles belong to every test
+            text = f"begin;\n{text}\nrollback;"
+        return newcomer(psql, "-qAt", "-v", "ON_ERROR_STOP=1", newcomer.url, text=text)
+
+    languages = {"python": in_python, "bash": in_bash, "sql": in_sql}
+
+    def read(path):
+        printed = []
+        for block in blocks(path):
+            text = newcomer.ours(block["text"])
+            named = re.search(
+                r"(?:[Ss]ave this as|wrote this) `([\w.]+)`", block["before"]
+            )
+            if named and not block["mark"]:
+                (newcomer.directory / named[1]).write_text(text)
+            elif block["language"] in languages and not block["mark"]:
+                printed.append(languages[block["language"]](text))
+        return printed
+
+    return read

@@ -33,34 +33,34 @@ from lenso_jobs._models import (
 from lenso_jobs._prepare import SCHEMA_VERSION, function_digests
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # The floors of the package, from the ground up: each may import what stands before it.
 FLOORS = (
-    ("errors", "_assets", "_home"),
-    ("_models",),
-    ("_wire", "_calls"),
-    ("_requests",),
+    ("errors", "_assets", "_home", "_log"),
+    ("_models", "_given"),
+    ("_conninfo",),
+    ("_wire",),
+    ("_calls",),
     ("config", "secrets", "embedded"),
-    ("_waiting",),
+    ("_waiting", "_pipelined"),
     ("_client", "_async_client"),
-    ("_prepare", "operator"),
+    ("_prepare", "operator", "kinds"),
     ("worker",),
+    ("_instances",),
     ("__init__",),
     ("capability", "exposition", "metrics", "tracing", "testing"),
     ("cli",),
+    ("contrib",),
 )
 
 
-def test_error_codes_are_the_same_in_sql_python_and_readme(owner):
+def test_error_codes_are_the_same_in_sql_and_python(owner):
     in_sql = owner.rows("select sqlstate, name, meaning from error_code order by 1")
     in_python = sorted(
         (code, kind.code, kind.__doc__) for code, kind in errors.REGISTRY.items()
     )
-    in_readme = re.findall(r"^\| (\w{5}) \| `(\w+)` \| (.+) \|$", README, re.MULTILINE)
 
     assert in_sql == in_python
-    assert in_sql == sorted(in_readme)
 
 
 def test_every_code_that_sql_raises_is_listed(owner):
@@ -83,7 +83,7 @@ def test_the_client_is_made_for_the_installed_version(owner):
 def test_the_client_knows_every_function_body(owner):
     bodies = dict(
         owner.rows(
-            "select proname, md5(prosrc) from pg_proc"
+            "select proname, encode(sha256(convert_to(prosrc, 'UTF8')), 'hex') from pg_proc"
             " where pronamespace = 'jobs_email'::regnamespace"
         )
     )
@@ -110,14 +110,26 @@ def test_the_client_knows_every_function_body(owner):
         ("complete_many", "p_job_ids uuid[], p_lease_tokens text[]"),
         (
             "fail",
-            "p_job_id uuid, p_lease_token text, p_failure_code text, p_retryable boolean",
+            (
+                "p_job_id uuid, p_lease_token text, p_failure_code text, p_retryable"
+                " boolean, p_retry_after_seconds integer DEFAULT NULL::integer"
+            ),
         ),
         (
             "fail_many",
             (
                 "p_job_ids uuid[], p_lease_tokens text[], p_failure_codes text[],"
-                " p_retryable boolean[]"
+                " p_retryable boolean[], p_retry_after_seconds integer[] DEFAULT"
+                " NULL::integer[]"
             ),
+        ),
+        (
+            "release",
+            "p_job_id uuid, p_lease_token text, p_delay_seconds integer DEFAULT 0",
+        ),
+        (
+            "release_many",
+            "p_job_ids uuid[], p_lease_tokens text[], p_delays_seconds integer[]",
         ),
         ("inspect", "p_job_id uuid"),
         ("next_available_at", "p_queue text"),
@@ -132,7 +144,22 @@ def test_the_client_knows_every_function_body(owner):
                 "p_queue text, p_since timestamp with time zone, p_before timestamp with"
                 " time zone DEFAULT NULL::timestamp with time zone, p_failure_code text"
                 " DEFAULT NULL::text, p_limit integer DEFAULT 100, p_extra_attempts"
-                " integer DEFAULT 1"
+                " integer DEFAULT 1, p_over_seconds integer DEFAULT 0, p_kind text"
+                " DEFAULT NULL::text"
+            ),
+        ),
+        ("pause", "p_queue text"),
+        ("resume", "p_queue text"),
+        ("erase", "p_job_id uuid"),
+        (
+            "inspect_key",
+            "p_idempotency_key text, p_producer text DEFAULT NULL::text",
+        ),
+        (
+            "inspect_jobs",
+            (
+                "p_queue text, p_status text, p_kind text DEFAULT NULL::text, p_limit"
+                " integer DEFAULT 100, p_before uuid DEFAULT NULL::uuid"
             ),
         ),
         ("inspect_attempts", "p_job_id uuid"),
@@ -145,7 +172,7 @@ def test_the_client_knows_every_function_body(owner):
                 " DEFAULT NULL::timestamp with time zone, p_limit integer DEFAULT 100,"
                 " p_failure_code text DEFAULT NULL::text, p_before timestamp with time"
                 " zone DEFAULT NULL::timestamp with time zone, p_before_job_id uuid"
-                " DEFAULT NULL::uuid"
+                " DEFAULT NULL::uuid, p_kind text DEFAULT NULL::text"
             ),
         ),
         (
@@ -167,30 +194,30 @@ def test_functions_keep_their_signatures(owner, verb, arguments):
     )
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        *("enqueue", "claim", "next_available_at", "inspect"),
-        *("inspect_attempts", "inspect_failures", "inspect_acts", "explain_job"),
-        *("redrive", "redrive_failed", "purge", "enforce_retention", "retire_expired"),
-    ],
-)
-def test_the_client_takes_what_the_function_takes(owner, verb):
-    arguments = [
-        name.removeprefix("p_")
-        for name in owner.value(
-            "select proargnames from pg_proc"
-            " where pronamespace = 'jobs_email'::regnamespace and proname = %s",
-            verb,
-        )
-    ]
+def test_python_takes_what_sql_takes_but_for_what_the_reference_says(owner):
+    rows = owner.rows(
+        "select p.proname, p.proargnames from pg_proc as p"
+        " where p.pronamespace = 'jobs_email'::regnamespace and exists ("
+        "  select from aclexplode(p.proacl) as a where a.grantee <> p.proowner)"
+    )
+    for name, arguments in rows:
+        wanted = [argument.removeprefix("p_") for argument in arguments or ()]
+        if "lease_token" in wanted or "lease_tokens" in wanted:
+            wanted = ["lease" if wanted[0] == "job_id" else "leases", *wanted[2:]]
+        if name.startswith("release"):
+            wanted[1] = "delay"
+        if name == "fail":
+            wanted[-1] = "retry_after"
+        if name == "fail_many":
+            wanted = ["failures"]
+        if name == "inspect_failures":
+            wanted.remove("before_job_id")  # *before* takes the last row of a page
+        if name == "wait_key":
+            wanted = ["queue", "timeout"]  # of Jobs.wait
 
-    taken = list(inspect.signature(getattr(Jobs, verb)).parameters)[1:]
-
-    # wait is the client's alone, and the last row of a page stands for its key.
-    assert [name for name in taken if name != "wait"] == [
-        name for name in arguments if name != "before_job_id"
-    ]
+        method = getattr(Jobs, name.replace("wait_key", "wait"))
+        _, *taken = inspect.signature(method).parameters
+        assert taken == wanted + (["wait"] if name == "claim" else []), name
 
 
 @pytest.mark.parametrize(
@@ -198,7 +225,6 @@ def test_the_client_takes_what_the_function_takes(owner, verb):
     [
         (EnqueuedJob, "enqueued_job"),
         (EnqueuedItem, "enqueued_item"),
-        (LeasedJob, "leased_job"),
         (RenewedItem, "renewed_item"),
         (CompletedItem, "completed_item"),
         (FailedJob, "failed_job"),
@@ -214,16 +240,31 @@ def test_the_client_takes_what_the_function_takes(owner, verb):
     ],
 )
 def test_every_composite_type_has_its_dataclass(owner, model, composite):
-    attributes = [
-        "payload_json" if name == "payload" else name
+    # The statements add the seconds that are left of a lease.
+    fields = [name for name in model.__dataclass_fields__ if name != "seconds_left"]
+
+    assert fields == attributes(owner, composite)
+
+
+def test_a_lease_has_a_property_for_each_attribute_of_its_composite_type(owner):
+    properties = [
+        name
+        for name, field in vars(LeasedJob).items()
+        if isinstance(field, property) and name not in {"payload_json", "seconds_left"}
+    ]
+
+    assert sorted(properties) == sorted(attributes(owner, "leased_job"))
+
+
+def attributes(owner, composite):
+    return [
+        name
         for (name,) in owner.rows(
             "select attname from pg_attribute where attrelid = %s::regclass"
             " and attnum > 0 order by attnum",
             composite,
         )
     ]
-
-    assert list(model.__dataclass_fields__) == attributes
 
 
 def test_the_public_names_are_all_there_is():
@@ -243,6 +284,7 @@ def test_the_public_names_are_all_there_is():
         _ = lenso_jobs.Job
 
 
+@pytest.mark.slow
 def test_the_package_by_itself_imports_nothing_but_the_standard_library():
     listed = subprocess.run(
         [
@@ -256,6 +298,30 @@ def test_the_package_by_itself_imports_nothing_but_the_standard_library():
     ).stdout.split()
 
     assert not {"psycopg", "pydantic", "psycopg_pool", "yoyo"} & set(listed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "unloaded"),
+    [
+        (["Jobs", "AsyncJobs", "NewJob", "JobsError"], "pydantic psycopg_pool"),
+        (sorted(lenso_jobs.__all__), ""),
+    ],
+)
+def test_an_application_loads_nothing_of_an_extra(names, unloaded):
+    listed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; from lenso_jobs import {', '.join(names)}; print(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    extras = "yoyo typer click rich prometheus_client opentelemetry sqlalchemy django"
+    assert not set(f"{extras} {unloaded}".split()) & set(listed)
 
 
 def imports(path):
@@ -290,7 +356,9 @@ def test_imports_point_down_the_floors():
         ("yoyo", {"operator"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
-        ("pydantic", {"config"}),
+        ("sqlalchemy", {"contrib"}),
+        ("django", {"contrib"}),
+        ("pydantic", {"config", "kinds"}),
     ],
 )
 def test_libraries_stay_in_their_rooms(library, rooms):
@@ -311,6 +379,8 @@ def test_libraries_stay_in_their_rooms(library, rooms):
         ("exposition", "prometheus_client", "prometheus"),
         ("metrics", "prometheus_client", "prometheus"),
         ("tracing", "opentelemetry", "otel"),
+        ("contrib.sqlalchemy", "sqlalchemy", "sqlalchemy"),
+        ("contrib.django", "django", "django"),
     ],
 )
 def test_a_library_of_an_extra_is_missed_by_its_room_alone(room, library, extra):

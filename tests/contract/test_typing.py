@@ -17,6 +17,17 @@ MISTAKES = {
     "Worker('', schema='s', queue='q', handler=lambda: None)": "handler",
     "Worker('', schema='s', queue='q', handler=print, on_shutdown='drop')": "on_shutdown",
     "print(jobs.claim('email')[0].token)": "token",
+    "Worker('', schema='s', queue='q', handler={'kind': lambda: None})": "handler",
+    "Release('not_yet', after='7')": "after",
+    "receipt.enqueue(jobs, {'order': 1}, idempotency_key='k')": "payload",
+    "receipt.enqueue(jobs, Receipt(order=1))": "idempotency_key",
+    "receipt.enqueue(asyncio, Receipt(order=1), idempotency_key='k')": "jobs",
+    "receipt(1, Receipt(order=1))": "lease",
+    "reminder.new_job(Receipt(order=1), idempotency_key='k')": "payload",
+    "kinds('x', queue='q', payload=Reminder)(receipt.func)": "payload",
+    "kinds('x', queue='q')(handle)": "handler",
+    "prepare_worker(configuration, str, lambda: None)": "handler",
+    "prepare_worker(configuration, str, handle, timeout='600')": "timeout",
 }
 
 
@@ -46,7 +57,10 @@ def mypy(tmp_path):
 def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
-        "from lenso_jobs import Jobs, Worker\ndef act(jobs: Jobs) -> None:\n"
+        "import asyncio\n"
+        "from lenso_jobs import Configuration, Jobs, Release, Worker, prepare_worker\n"
+        "from application import handle, kinds, receipt, reminder, Receipt, Reminder\n"
+        "def act(jobs: Jobs, configuration: Configuration) -> None:\n"
         + "".join(f"    {line}\n" for line in MISTAKES)
     )
 
@@ -57,7 +71,7 @@ def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
         for line in result.stdout.splitlines()
         if ": error:" in line
     }
-    assert found == {("wrong.py", 3 + number) for number in range(len(MISTAKES))}
+    assert found == {("wrong.py", 5 + number) for number in range(len(MISTAKES))}
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ class Cluster:
 
 
 def until(condition):
-    """Block until it holds; answers what it answers."""
+    """Wait until it returns something true, and return that."""
     deadline = time.monotonic() + PATIENCE
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ def free_port():
 
 
 def started(stack, directory, account):
-    """Answer how to start a program that ends with this one."""
+    """Return how to start a program that ends with this one."""
 
     def start(name, command):
         log = stack.enter_context((directory / f"{name}.log").open("ab"))
@@ -223,7 +223,7 @@ def cluster(stack, directory):
 
 
 def run(directory, seconds, seed):
-    """Change the leader twice; answers what happened, and findings."""
+    """Change the leader twice; return what happened, and findings."""
     with ExitStack() as stack:
         them = cluster(stack, directory)
         them.roles()

@@ -58,7 +58,7 @@ def main():
 
 @contextlib.contextmanager
 def bench_on(server):
-    """Yield a bench with an Instance of its own, in a database that is dropped."""
+    """Yield a bench with a new Instance, in a database that is dropped."""
     mark = uuid4().hex[:8]
     name, prefix = f"lenso_jobs_model_{mark}", f"jobs_model_{mark}"
     roles = {role: f"{prefix}_as_{role}" for role in (*PRODUCERS, *WORKERS, "operator")}

@@ -23,6 +23,7 @@ from psycopg.types.json import Jsonb
 
 from jobs_model import (
     LEASE,
+    PRODUCERS,
     QUEUES,
     RETENTION,
     RETRY_BASE,
@@ -47,10 +48,10 @@ ROLES = (
     ("spare-worker", 1),
     ("operator", 2),
 )
-PRODUCERS = ("accounts", "organization")
 WORKERS = ("email-worker", "spare-worker")
 READERS = {
     "inspect": (*PRODUCERS, *WORKERS, "operator"),
+    "inspect_key": (*PRODUCERS, "operator"),
     "inspect_attempts": ("operator",),
     "explain_job": ("operator",),
     "next_available_at": WORKERS,
@@ -79,7 +80,7 @@ grant usage on schema watch to public;
     )
 )
 LOOK = "select watch.tables(), clock_timestamp()"
-FLOORS = "select string_agg(current_setting(f, true), '') from unnest(%s::text[]) as f"
+FLOORS = "select max(pg_sequence_last_value(floor[1])) from queue"
 
 CALLS = {
     "enqueue": "select * from enqueue(%s, %s, %s, %s, %s, %s::integer)",
@@ -89,10 +90,13 @@ CALLS = {
     "renew_many": "select * from renew_many(%s::uuid[], %s::text[])",
     "complete": "select complete(%s, %s)",
     "complete_many": "select * from complete_many(%s::uuid[], %s::text[])",
-    "fail": "select * from fail(%s, %s, %s, %s)",
+    "fail": "select * from fail(%s, %s, %s, %s, %s::integer)",
     "fail_many": "select * from fail_many("
-    "%s::uuid[], %s::text[], %s::text[], %s::boolean[])",
+    "%s::uuid[], %s::text[], %s::text[], %s::boolean[], %s::integer[])",
+    "release": "select * from release(%s, %s, %s::integer)",
+    "release_many": "select * from release_many(%s::uuid[], %s::text[], %s::integer[])",
     "inspect": "select * from inspect(%s)",
+    "inspect_key": "select * from inspect_key(%s, %s)",
     "inspect_attempts": "select * from inspect_attempts(%s)",
     # Not its words, and not which session holds a row, nor since when.
     "explain_job": "select reason, case when pid is null then since end, until, who,"
@@ -100,6 +104,9 @@ CALLS = {
     "next_available_at": "select next_available_at(%s)",
     "redrive": "select * from redrive(%s, %s::integer)",
     "redrive_failed": "select redrive_failed(%s, %s, %s, %s, %s::integer, %s::integer)",
+    "pause": "select pause(%s)",
+    "resume": "select resume(%s)",
+    "erase": "select erase(%s)",
     "purge": "select purge(%s, %s::integer)",
     "enforce_retention": "select enforce_retention(%s::integer)",
     "retire_expired": "select retire_expired(%s::integer)",
@@ -126,6 +133,8 @@ ASKED_AT = mostly([None], LONG_AGO, FAR_AHEAD)
 MAX_ATTEMPTS = mostly([3, 1, 2, 4], 0)
 CODE = mostly(["smtp.down", "template/missing"], "no such", None)
 RETRYABLE = mostly([True, True, False], None)
+WAIT = mostly([None, None, 0, 900], 2000, -1)
+DELAY = mostly([0, 0, 1800], -1, 86401, None)
 REDRIVEN = mostly([None, None, "smtp.down"], "attempts_exhausted", "no such", times=2)
 LIMIT = mostly([1, 2, 1000], 0)
 NEW_JOB = {
@@ -141,9 +150,11 @@ NEW_JOB = {
 NAMED = {
     *("created", "existing", "conflict", "invalid_job"),
     *("renewed", "busy", "completed", "invalid_lease", "invalid_failure"),
-    *("queued", "running", "succeeded", "failed", "retried"),
+    *("queued", "running", "succeeded", "failed", "retried", "released"),
+    "invalid_argument",
     *("ready", "scheduled", "retry_waiting", "leased", "lease_expired"),
     *("attempts_exhausted", "row_locked", "purged_or_unknown"),
+    *("queue_paused", "queue_silent"),
 }
 GENERATED = (Phase.generate,)
 SHRUNK = (Phase.generate, Phase.shrink)
@@ -157,18 +168,13 @@ class Bench:
         self._stack = contextlib.ExitStack()
         self.owner = self._connect(conninfo, wait="20s")
         self.owner.execute(WATCH)
-        for table in TABLES:  # its locks are nobody's that the model knows
+        for table in TABLES:  # the model does not know its locks
             self.owner.execute(f"alter table {table} set (autovacuum_enabled = off)")
         self.connections = {
             f"{role}.{number}": self._connect(conninfo, user=self.role(role))
             for role, count in ROLES
             for number in range(1, count + 1)
         }
-        (self.floors,) = self.owner.execute(
-            "select array_agg('lenso_jobs.floor_' || to_hex(_advisory_key(q)))"
-            " from unnest(%s::text[]) as q",
-            (list(QUEUES),),
-        ).fetchone()
         self.steps = Counter()
         self.outcomes = Counter()
 
@@ -191,7 +197,11 @@ class Bench:
         """Begin anew: no open transaction, no row, and no entry in an index."""
         for connection in self.connections.values():
             connection.rollback()
-        self.owner.execute("truncate job, live_job, attempt, operator_act")
+        self.owner.execute(
+            "truncate job, live_job, attempt, operator_act;"
+            " update queue set paused_at = null, paused_by = null"
+            " where paused_at is not null"
+        )
 
     def ask(self, name, statement, parameters=()):
         """The rows that a session is answered, or the SQLSTATE."""
@@ -270,7 +280,7 @@ class History(RuleBasedStateMachine):
     # A step.
 
     def call(self, session, verb, *arguments, parameters=None):
-        """Call a verb and hold answer and tables against the model's."""
+        """Call a verb and compare its result and the tables with the model."""
         answer = self.bench.ask(session.name, CALLS[verb], parameters or arguments)
         self.lines.append((session, verb, arguments, answer))
         self.bench.steps[verb] += 1
@@ -287,8 +297,8 @@ class History(RuleBasedStateMachine):
                 (session.role, row[0], row[4], row[6]) for row in answer
             ]
             if not session.is_broken:
-                ((floor,),) = self.bench.ask(session.name, FLOORS, (self.bench.floors,))
-                assert not floor, "the history was too long: a floor was set"
+                (floor,) = self.bench.owner.execute(FLOORS).fetchone()
+                assert floor is None, "the history was too long: a floor was set"
         if session.layers and not session.is_broken:
             connection = self.bench.connections[session.name]
             self.compare(self.bench.look(connection)[0], session)
@@ -418,7 +428,7 @@ class History(RuleBasedStateMachine):
             self.call(worker, "claim", "email", 4)
             codes = ("smtp.down", "template/missing", "smtp.down")
             failures = [
-                (job_id, token, code, False)
+                (job_id, token, code, False, None)
                 for (_, job_id, _, token), code in zip(
                     self.handed_out, codes, strict=False
                 )
@@ -482,6 +492,16 @@ class History(RuleBasedStateMachine):
     def fail_many(self, data):
         self.report_many(data, "fail")
 
+    @precondition(lambda self: self.is_anything_leased())
+    @rule(data=st.data())
+    def release(self, data):
+        self.report(data, "release")
+
+    @precondition(lambda self: self.is_anything_leased())
+    @rule(data=st.data())
+    def release_many(self, data):
+        self.report_many(data, "release")
+
     def is_anything_leased(self):
         return any(
             row.lease_owner is not None
@@ -495,13 +515,16 @@ class History(RuleBasedStateMachine):
 
     def report(self, data, verb):
         session, lease = self.some_lease(data)
-        failure = (data.draw(CODE), data.draw(RETRYABLE)) if verb == "fail" else ()
-        self.call(session, verb, *lease, *failure)
+        self.call(session, verb, *lease, *self.some_words(data, verb))
+
+    def some_words(self, data, verb):
+        """What a report says beside its lease."""
+        drawn = {"fail": (CODE, RETRYABLE, WAIT), "release": (DELAY,)}.get(verb, ())
+        return tuple(map(data.draw, drawn))
 
     def report_many(self, data, verb):
         session, leases = self.some_leases(data)
-        if verb == "fail":
-            leases = [(*ls, data.draw(CODE), data.draw(RETRYABLE)) for ls in leases]
+        leases = [(*lease, *self.some_words(data, verb)) for lease in leases]
         self.report_all(session, verb, leases)
 
     def report_all(self, session, verb, leases):
@@ -511,18 +534,21 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.lost_answers())
     @rule(data=st.data())
     def report_again(self, data):
-        """Repeat a report whose answer may have been lost, or contradict it."""
+        """Repeat a report whose reply may have been lost, or contradict it."""
         ended = data.draw(st.sampled_from(self.lost_answers()))
         session = self.some(data, *WORKERS)
         lease = ended.job_id.value, ended.lease_token_hash.token.value
         is_likely = ended.outcome == "succeeded"
+        is_released = ended.outcome == "released"
         if data.draw(mostly([is_likely], not is_likely, times=3)):
             self.call(session, "complete", *lease)
+        elif data.draw(mostly([is_released], not is_released, times=3)):
+            self.call(session, "release", *lease, data.draw(DELAY))
         else:
             codes = [ended.failure_code or "smtp.down"] * 3 + ["other"]
             marks = [bool(ended.retryable)] * 3 + [not ended.retryable]
             code, mark = (data.draw(st.sampled_from(all_)) for all_ in (codes, marks))
-            self.call(session, "fail", *lease, code, mark)
+            self.call(session, "fail", *lease, code, mark, data.draw(WAIT))
 
     def lost_answers(self):
         return self.model.rows("attempt")
@@ -532,6 +558,13 @@ class History(RuleBasedStateMachine):
         session = self.some(data, *READERS[verb])
         if verb == "next_available_at":
             self.call(session, verb, data.draw(QUEUE))
+            return
+        if verb == "inspect_key":
+            asked = list(self.model.asked.values())
+            job = data.draw(st.sampled_from(asked))
+            producer = data.draw(mostly([job.producer], None, times=2))
+            key = data.draw(mostly([job.idempotency_key], "unknown"))
+            self.call(session, verb, key, producer)
             return
         taken = [
             live.job_id.value
@@ -561,6 +594,30 @@ class History(RuleBasedStateMachine):
         code, limit = data.draw(REDRIVEN), data.draw(LIMIT)
         queue = data.draw(mostly(["email"], "slow", "unknown"))
         self.call(session, "redrive_failed", queue, since, before, code, limit, extra)
+
+    @rule(data=st.data(), queue=mostly(["slow", "slow", "email"], "unknown"))
+    def pause_or_resume(self, data, queue):
+        """Mostly resume, if anything is paused: else nothing would be claimed."""
+        session = self.some(data, "operator")
+        paused = [name for name in QUEUES if ("pause", name) in self.model.committed]
+        if paused and data.draw(st.sampled_from([True] * 4 + [False])):
+            self.call(session, "resume", data.draw(st.sampled_from(paused)))
+        else:
+            self.call(session, data.draw(mostly(["pause"], "resume")), queue)
+
+    @rule(data=st.data())
+    def erase(self, data):
+        session = self.some(data, "operator")
+        ended = [
+            job.job_id.value
+            for job in self.model.rows("job", session)
+            if not any(
+                live.job_id is job.job_id
+                for live in self.model.rows("live_job", session)
+            )
+        ]
+        job_id = data.draw(st.sampled_from(ended * 2 + [self.some_job(data)]))
+        self.call(session, "erase", job_id)
 
     @rule(data=st.data(), verb=st.sampled_from(SWEEPS))
     def sweep(self, data, verb):

@@ -1,4 +1,4 @@
-"""What every call must answer and leave behind: a model of one Instance, without SQL.
+"""What every call must return and leave behind: a model of one Instance, without SQL.
 
 A session sees what is committed and, above it, the layers of its own transaction: one
 for the transaction and one for each savepoint in it. A row that a layer holds, changed
@@ -31,6 +31,7 @@ RETRY_MOST = timedelta(seconds=1500)
 RETENTION = timedelta(days=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 QUEUES = ("email", "slow")
+PRODUCERS = ("accounts", "organization")
 GONE = None
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
@@ -145,7 +146,7 @@ def at(instant):
 
 
 def same(expected, actual):
-    """Whether an answer or a row is the one expected; binds what was unknown."""
+    """Whether a reply or a row is as expected. Binds the unknown values."""
     if hasattr(expected, "accepts"):
         return expected.accepts(actual)
     if isinstance(expected, dict):
@@ -198,6 +199,8 @@ class LiveJob:
     lease_owner: str | None = None
     lease_token_hash: Hash | None = None
     last_failure_code: str | None = None
+    payload_bytes: Any = Anything()  # noqa: RUF009 - it has no state
+    holder: None = None
 
     @property
     def place(self):
@@ -214,10 +217,12 @@ class Attempt:
     attempt: int
     max_attempts: int
     retryable: bool | None
+    queue: str
     worker: str
     outcome: str
     failure_code: str | None
     lease_token_hash: Hash
+    holder: None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,12 @@ class OperatorAct:
     act: str
     arguments: dict
     job_count: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    at: Any
+    by: str
 
 
 @dataclass(repr=False)
@@ -419,7 +430,7 @@ class Statement:
         return answers
 
     def refuse_to_wait_for_key(self, key):
-        """A key waits for whoever is writing or deleting the job that has it."""
+        """A key waits for the transaction that is writing or deleting the job that has it."""
         for job in self.model.asked.values():
             if (job.producer, job.idempotency_key) == (self.role, key):
                 self.refuse_to_wait_for("job", job.job_id)
@@ -463,6 +474,8 @@ class Statement:
         if not 1 <= limit <= 1000:
             raise Refused("LJ007")
         answers = []
+        if self.pause_of(queue) is not None:
+            return answers
         for live in sorted(self.rows("live_job"), key=lambda live: live.place):
             if len(answers) == limit:
                 break
@@ -515,7 +528,7 @@ class Statement:
     def end(self, live, outcome, code=None, retryable=None, wait=None):
         """Write the evidence of an attempt and take the live row away."""
         ended_at = self.now()
-        retry_at = wait and ended_at + wait
+        retry_at = None if wait is None else ended_at + wait
         self.layer["live_job", live.job_id] = GONE
         self.layer["attempt", live.job_id, live.attempt] = Attempt(
             live.job_id,
@@ -525,6 +538,7 @@ class Statement:
             live.attempt,
             live.max_attempts,
             retryable,
+            self.view["job", live.job_id].queue,
             live.lease_owner,
             outcome,
             code,
@@ -632,7 +646,7 @@ class Statement:
         ]
 
     def lock(self, leases):
-        """Lock every row leased under these tokens; answers those not expired."""
+        """Lock every row leased under these tokens and return those not expired."""
         found = {}
         for job_id, token in leases:
             live = self.leased(job_id, token)
@@ -644,8 +658,8 @@ class Statement:
             live for live in found.values() if not self.is_past(live.lease_expires_at)
         ]
 
-    def fail(self, job_id, token, code, retryable):
-        if not is_sound(code, retryable):
+    def fail(self, job_id, token, code, retryable, after):
+        if not is_sound(code, retryable, after):
             raise Refused("LJ005")
         live = self.leased(job_id, token)
         if live is None:
@@ -656,15 +670,18 @@ class Statement:
         self.refuse_to_wait_for("live_job", job_id)
         if self.is_past(live.lease_expires_at):
             raise Refused("LJ004")
-        self.give_up(live, code, retryable)
+        self.give_up(live, code, retryable, after)
         return [self.failed_before(job_id, token, code, retryable)]
 
-    def give_up(self, live, code, retryable):
+    def give_up(self, live, code, retryable, after):
         """End an attempt as failed; the job is queued again if another is left."""
         if not retryable or live.attempt >= live.max_attempts:
             self.end(live, "failed", code, retryable)
             return
-        wait = min(RETRY_BASE * 2 ** (live.attempt - 1), RETRY_MOST)
+        wait = RETRY_BASE * 2 ** (live.attempt - 1)
+        if after is not None:
+            wait = timedelta(seconds=after)
+        wait = min(wait, RETRY_MOST)
         retry_at = self.end(live, "retried", code, retryable, wait)
         self.layer["live_job", live.job_id] = LiveJob(
             live.job_id,
@@ -692,21 +709,79 @@ class Statement:
         sound = [failure for failure in failures if is_sound(*failure[2:])]
         locked = self.lock([failure[:2] for failure in sound])
         for live in locked:
-            _, _, code, retryable = next(
+            _, _, *words = next(
                 failure
                 for failure in sound
                 if failure[0] is live.job_id and live.lease_token_hash.is_of(failure[1])
             )
-            self.give_up(live, code, retryable)
+            self.give_up(live, *words)
         answers = []
-        for position, (job_id, token, code, retryable) in enumerate(failures, 1):
-            if not is_sound(code, retryable):
+        for position, (job_id, token, *words) in enumerate(failures, 1):
+            if not is_sound(*words):
                 answer = "invalid_failure", None
             else:
-                answer = self.failed_before(job_id, token, code, retryable) or (
+                answer = self.failed_before(job_id, token, *words[:2]) or (
                     "invalid_lease",
                     None,
                 )
+            answers.append((position, job_id, *answer))
+        return answers
+
+    def release(self, job_id, token, delay):
+        if not is_delay(delay):
+            raise Refused("LJ007")
+        live = self.leased(job_id, token)
+        if live is None:
+            answer = self.released_before(job_id, token)
+            if answer is None:
+                raise Refused("LJ004")
+            return [answer]
+        self.refuse_to_wait_for("live_job", job_id)
+        if self.is_past(live.lease_expires_at):
+            raise Refused("LJ004")
+        self.give_back(live, delay)
+        return [self.released_before(job_id, token)]
+
+    def give_back(self, live, delay):
+        """Queue a job again, with one attempt more."""
+        retry_at = self.end(live, "released", wait=timedelta(seconds=delay))
+        if delay == 0:
+            key = "attempt", live.job_id, live.attempt
+            retry_at = live.available_at
+            self.layer[key] = replace(self.layer[key], retry_at=retry_at)
+        self.layer["live_job", live.job_id] = LiveJob(
+            live.job_id,
+            retry_at,
+            live.attempt,
+            live.max_attempts + 1,
+            live.queue,
+            last_failure_code=live.last_failure_code,
+        )
+
+    def released_before(self, job_id, token):
+        """What the release of a lease returned, also when it is repeated."""
+        evidence = self.evidence(job_id, token)
+        if evidence is None or evidence.outcome != "released":
+            return None
+        return "queued", evidence.retry_at
+
+    def release_many(self, releases):
+        if not releases:
+            raise Refused("LJ007")
+        sound = [item for item in releases if is_delay(item[2])]
+        for live in self.lock([item[:2] for item in sound]):
+            delay = next(
+                delay
+                for job_id, token, delay in sound
+                if job_id is live.job_id and live.lease_token_hash.is_of(token)
+            )
+            self.give_back(live, delay)
+        answers = []
+        for position, (job_id, token, delay) in enumerate(releases, 1):
+            if not is_delay(delay):
+                answer = "invalid_argument", None
+            else:
+                answer = self.released_before(job_id, token) or ("invalid_lease", None)
             answers.append((position, job_id, *answer))
         return answers
 
@@ -714,7 +789,11 @@ class Statement:
 
     def inspect(self, job_id):
         job = self.view.get(("job", job_id))
-        if job is None:
+        # A producer sees its own jobs alone.
+        is_shown = job is not None and (
+            self.session.role_name not in PRODUCERS or job.producer == self.role
+        )
+        if not is_shown:
             raise Refused("LJ006")
         live = self.view.get(("live_job", job_id))
         attempts = self.attempts(job_id)
@@ -748,12 +827,21 @@ class Statement:
                 job.producer,
                 (live and live.lease_owner) or (last and last.worker),
                 last.ended_at if live is None else None,
+                None,
             )
         ]
+
+    def inspect_key(self, key, producer):
+        for job in self.rows("job"):
+            if (job.producer, job.idempotency_key) == (producer or self.role, key):
+                return self.inspect(job.job_id)
+        raise Refused("LJ006")
 
     def next_available_at(self, queue):
         if queue not in QUEUES:
             raise Refused("LJ003")
+        if self.pause_of(queue) is not None:
+            return [(None,)]
         live = [row for row in self.rows("live_job") if row.queue == queue]
         queued = [at(row.available_at) for row in live if row.lease_owner is None]
         lapsing = [at(row.lease_expires_at) for row in live if row.lease_owner]
@@ -776,15 +864,15 @@ class Statement:
                 ended.retryable,
                 ended.retry_at,
                 ended.max_attempts,
+                None,
             )
             for ended in self.attempts(job_id)
         ]
         live = self.view.get(("live_job", job_id))
         if live is not None and live.lease_owner is not None:
             lease = (live.leased_at, live.lease_expires_at, None, None, None, None)
-            answers.append(
-                (live.attempt, live.lease_owner, "running", *lease, live.max_attempts)
-            )
+            running = live.attempt, live.lease_owner, "running"
+            answers.append((*running, *lease, live.max_attempts, None))
         return answers
 
     def explain_job(self, job_id):
@@ -821,10 +909,14 @@ class Statement:
             milliseconds=getattr(job_id, "value", job_id).int >> 80
         )
         for act in reversed(self.rows("operator_act")):
-            before = (
-                at(act.arguments["before"].instant) if act.act == "purge" else EPOCH
-            )
-            if act.job_count > 0 and before > made_at:
+            before = EPOCH
+            if act.act == "purge":
+                before = at(act.arguments["before"].instant)
+            elif act.act == "erase" and act.arguments["job_id"] == str(
+                getattr(job_id, "value", job_id)
+            ):
+                before = at(act.acted_at)
+            if before > made_at:
                 return "purged_or_unknown", made_at, before, act.operator, None
         return "purged_or_unknown", made_at, None, None, None
 
@@ -833,8 +925,12 @@ class Statement:
         expires_at, worker = live.lease_expires_at, live.lease_owner
         if worker is not None and not self.is_past(expires_at):
             return "leased", live.leased_at, expires_at, worker, None
+        if paused := self.pause_of(live.queue):
+            return "queue_paused", paused.at, None, paused.by, None
         if worker is None and not self.is_past(live.available_at):
-            reason = "retry_waiting" if live.attempt else "scheduled"
+            last = next(reversed(self.attempts(live.job_id)), None)
+            has_failed = last is not None and last.outcome != "released"
+            reason = "retry_waiting" if has_failed else "scheduled"
             return reason, None, live.available_at, None, None
         ahead = sum(
             other.queue == live.queue
@@ -843,10 +939,33 @@ class Statement:
             for other in self.rows("live_job")
         )
         if worker is None:
-            return "ready", live.available_at, None, None, ahead
-        is_last = live.attempt >= live.max_attempts
-        reason = "attempts_exhausted" if is_last else "lease_expired"
-        return reason, expires_at, None, worker, ahead
+            is_silent = self.is_silent(live.queue, live.available_at)
+            reason = "queue_silent" if is_silent else "ready"
+            return reason, live.available_at, None, None, ahead
+        if live.attempt >= live.max_attempts:
+            return "attempts_exhausted", expires_at, None, worker, None
+        return "lease_expired", expires_at, None, worker, ahead
+
+    def is_silent(self, queue, since):
+        """Whether a job is due for a minute, and no job of its queue was claimed since.
+
+        A history is shorter: any claim was within the minute.
+        """
+        minute_ago = self.earliest - timedelta(minutes=1)
+        is_claimed = any(
+            live.queue == queue and live.leased_at and self.is_past(live.available_at)
+            for live in self.rows("live_job")
+        )
+        has_ended = any(
+            last.queue == queue
+            and at(last.ended_at) > minute_ago
+            and (
+                last.outcome in ("succeeded", "failed")
+                or last.failure_code == "attempts_exhausted"
+            )
+            for last in self.rows("attempt")
+        )
+        return at(since) < minute_ago and not is_claimed and not has_ended
 
     # Operators.
 
@@ -854,6 +973,47 @@ class Statement:
         return self.has_ended(job_id) and (
             self.attempts(job_id)[-1].outcome != "succeeded"
         )
+
+    def pause_of(self, queue):
+        """Since when and by whom a queue is paused, or None."""
+        return self.view.get(("pause", queue))
+
+    def pause(self, queue):
+        self.lock_policy(queue)
+        if self.pause_of(queue) is not None:
+            return [(False,)]
+        self.layer["pause", queue] = Pause(self.now(), self.role)
+        self.record("pause", {"queue": queue})
+        return [(True,)]
+
+    def resume(self, queue):
+        self.lock_policy(queue)
+        if self.pause_of(queue) is None:
+            return [(False,)]
+        self.layer["pause", queue] = GONE
+        self.record("resume", {"queue": queue})
+        return [(True,)]
+
+    def lock_policy(self, queue):
+        self.refuse_to_wait_for("policy", None)
+        self.layer["policy", None] = GONE
+        if queue not in QUEUES:
+            raise Refused("LJ003")
+
+    def erase(self, job_id):
+        if self.view.get(("job", job_id)) is None:
+            raise Refused("LJ006")
+        self.refuse_to_wait_for("job", job_id)
+        if not self.has_ended(job_id):
+            raise Refused("LJ007")
+        self.forget(job_id)
+        self.record("erase", {"job_id": str(job_id.value)}, 1)
+        return [(True,)]
+
+    def forget(self, job_id):
+        for attempt in self.attempts(job_id):
+            self.layer["attempt", job_id, attempt.attempt] = GONE
+        self.layer["job", job_id] = GONE
 
     def redrive(self, job_id, extra_attempts):
         if not 1 <= extra_attempts <= 100:
@@ -890,24 +1050,25 @@ class Statement:
             and code in (None, last.failure_code)
         ][:limit]
         self.requeue(taken, extra_attempts)
-        self.record(
-            "redrive_failed",
-            {
-                "queue": queue,
-                "since": Written(since),
-                "before": before and Written(before),
-                "failure_code": code,
-                "limit": limit,
-                "extra_attempts": extra_attempts,
-            },
-            len(taken),
-        )
+        asked = {
+            "queue": queue,
+            "since": Written(since),
+            "before": before and Written(before),
+            "failure_code": code,
+            "limit": limit,
+            "extra_attempts": extra_attempts,
+            "over_seconds": 0,
+            "kind": None,
+        }
+        if taken:
+            self.record("redrive_failed", asked, len(taken))
         return [(len(taken),)]
 
     def requeue(self, job_ids, extra_attempts):
-        """Queue failed jobs again; answers when they fall due, all at once."""
-        now = self.now()
+        """Queue failed jobs again, one after the other; returns when the last is due."""
+        now = None
         for job_id in job_ids:
+            now = self.now()
             last = self.attempts(job_id)[-1]
             self.hold("job", job_id)
             self.layer["live_job", job_id] = LiveJob(
@@ -944,11 +1105,10 @@ class Statement:
         """Delete what ended before a time; the act has it as the cut-off."""
         gone = [last.job_id for last in self.ends() if at(last.ended_at) < before]
         for job_id in gone[:limit]:
-            for attempt in self.attempts(job_id):
-                self.layer["attempt", job_id, attempt.attempt] = GONE
-            self.layer["job", job_id] = GONE
+            self.forget(job_id)
         count = len(gone[:limit])
-        self.record("purge", {"before": Written(cut_off), "limit": limit}, count)
+        if count:
+            self.record("purge", {"before": Written(cut_off), "limit": limit}, count)
         return [(count,)]
 
     def retire_expired(self, limit):
@@ -964,16 +1124,23 @@ class Statement:
         ]
         for live in lapsed:
             self.reclaim(live)
-        self.record("retire_expired", {"limit": limit}, len(lapsed))
+        if lapsed:
+            self.record("retire_expired", {"limit": limit}, len(lapsed))
         return [(len(lapsed),)]
 
-    def record(self, act, arguments, job_count):
+    def record(self, act, arguments, job_count=0):
         number = next(self.model.numbers)
         self.layer["operator_act", number] = OperatorAct(
             self.now(), self.role, act, arguments, job_count
         )
 
 
-def is_sound(code, retryable):
+def is_delay(delay):
+    """Whether a release may be delayed by so many seconds."""
+    return delay is not None and 0 <= delay <= 86400
+
+
+def is_sound(code, retryable, after):
     """Whether a failure is well-formed."""
-    return bool(code and NAME.fullmatch(code)) and retryable is not None
+    is_named = bool(code and NAME.fullmatch(code))
+    return is_named and retryable is not None and (after is None or after >= 0)

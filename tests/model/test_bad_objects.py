@@ -1,4 +1,4 @@
-"""Whatever object is given to a method of a client: an answer, or a refusal of ours."""
+"""A method of a client returns, or raises an error of ours, for every object."""
 
 import asyncio
 import inspect
@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from lenso_jobs import AsyncJobs, Jobs, JobsError, NewJob
 from lenso_jobs.errors import InvalidArgument, InvalidJob, InvalidLease
 
+FEW = 1
 EXAMPLES = 4
-SLOW = 50 * EXAMPLES
+MANY = 50 * EXAMPLES
 
 SECRET = "hunter2"
 NOT_A_CALL = {"close"}
@@ -31,6 +32,7 @@ CALLERS = {
         (
             *("claim", "wait", "next_available_at"),
             *("renew", "renew_many", "complete", "complete_many", "fail", "fail_many"),
+            *("release", "release_many"),
         ),
         "email-worker",
     ),
@@ -42,7 +44,7 @@ class HostileError(Exception):
 
 
 class Hostile:
-    """Raises whatever is asked of it."""
+    """Raises at every access."""
 
     def _raise(self, *_):
         raise HostileError
@@ -165,21 +167,21 @@ ODD = (
     endless,
     lambda: UserDict(a=SECRET),
     lambda: Fields(a=1),
-    lambda: {SECRET: math.nan},
-    lambda: {SECRET: "\0"},
-    lambda: {SECRET: "\ud800"},
+    lambda: {"field": [SECRET, math.nan]},
+    lambda: {"field": [SECRET, "\0"]},
+    lambda: {"field": [SECRET, "\ud800"]},
     lambda: {"\ud800": SECRET},
-    lambda: {SECRET: b""},
-    lambda: {SECRET: {1, 2}},
-    lambda: {SECRET: Hostile()},
-    lambda: {SECRET: endless()},
+    lambda: {"field": [SECRET, b""]},
+    lambda: {"field": [SECRET, {1, 2}]},
+    lambda: {"field": [SECRET, Hostile()]},
+    lambda: {"field": [SECRET, endless()]},
     lambda: {1: 1, None: 2, False: 3, 1.5: 4},
     lambda: {(1, SECRET): 1},
-    lambda: {SECRET: 10**5000},
-    lambda: {SECRET: 1e308},
-    lambda: {SECRET: Number(3)},
-    lambda: {SECRET: Colour.RED},
-    lambda: {SECRET: datetime(2030, 1, 1, tzinfo=UTC)},
+    lambda: {"field": [SECRET, 10**5000]},
+    lambda: {"field": [SECRET, 1e308]},
+    lambda: {"field": [SECRET, Number(3)]},
+    lambda: {"field": [SECRET, Colour.RED]},
+    lambda: {"field": [SECRET, datetime(2030, 1, 1, tzinfo=UTC)]},
     lambda: nested(129),
     lambda: nested(5000),
     lambda: HostileMapping(a=1),
@@ -220,16 +222,20 @@ SOUND = {
     "idempotency_key": f"{SECRET}-new",
     "available_at": None,
     "max_attempts": 3,
-    "items": [NewJob("email", "send", {"to": SECRET}, f"{SECRET}-many")],
+    "jobs": [NewJob("email", "send", {"to": SECRET}, f"{SECRET}-many")],
     "limit": 1,
     "wait": 0,
     "timeout": 0,
-    "code": "smtp.down",
+    "failure_code": "smtp.down",
+    "delay": 0,
     "retryable": True,
+    "retry_after": 60,
     "extra_attempts": 1,
+    "over_seconds": 0,
     "since": datetime(2020, 1, 1, tzinfo=UTC),
     "before": None,
-    "failure_code": None,
+    "status": "queued",
+    "producer": "accounts",
 }
 
 
@@ -274,6 +280,7 @@ def jobs(worker):
     return Jobs(worker, "jobs_email")
 
 
+@pytest.mark.slow
 def test_a_number_of_a_kind_is_not_searched_for_one_by_one(jobs, sound):
     started = time.process_time()
 
@@ -284,7 +291,7 @@ def test_a_number_of_a_kind_is_not_searched_for_one_by_one(jobs, sound):
 
 
 @pytest.mark.parametrize("odd", [5, "text", {"job_id": 1}, object()])
-def test_what_is_no_lease_is_an_invalid_lease(jobs, sound, odd):
+def test_an_object_that_is_not_a_lease_is_an_invalid_lease(jobs, sound, odd):
     with pytest.raises(InvalidLease, match="job_id and a lease_token"):
         jobs.complete(odd)
     outcomes = [item.outcome for item in jobs.complete_many([odd, sound["lease"]])]
@@ -293,27 +300,33 @@ def test_what_is_no_lease_is_an_invalid_lease(jobs, sound, odd):
 
 
 @pytest.mark.parametrize("odd", [5, None, (), (1, 2), "text"])
-def test_what_is_no_failure_spoils_no_other(jobs, sound, odd):
+def test_an_item_that_is_not_a_failure_spoils_no_other(jobs, sound, odd):
     items = jobs.fail_many([odd, *sound["failures"]])
 
     assert [item.outcome for item in items] == ["invalid_failure", "queued"]
 
 
 @pytest.mark.parametrize("verb", ["renew_many", "complete_many", "fail_many"])
-def test_what_cannot_be_gone_through_is_an_invalid_argument(jobs, verb):
+def test_an_argument_that_cannot_be_iterated_is_invalid(jobs, verb):
     with pytest.raises(InvalidArgument, match="must be an iterable"):
         getattr(jobs, verb)(5)
 
 
 def test_items_that_cannot_be_gone_through_are_no_jobs(jobs):
-    with pytest.raises(InvalidJob, match="items must be an iterable"):
+    with pytest.raises(InvalidJob, match="jobs must be an iterable"):
         jobs.enqueue_many(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "examples", [EXAMPLES, pytest.param(SLOW, marks=pytest.mark.long)]
+    "examples",
+    [
+        FEW,
+        pytest.param(EXAMPLES, marks=pytest.mark.slow),
+        pytest.param(MANY, marks=pytest.mark.long),
+    ],
 )
-def test_clients_answer_or_refuse_whatever_they_are_given(
+def test_clients_return_or_refuse_for_every_object(
     conninfo, connect, sound, state, prefix, examples
 ):
     before = state()

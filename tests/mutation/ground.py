@@ -1,4 +1,4 @@
-"""Where mutants are tried: a copy of the checkout, and a server of its own."""
+"""Where mutants are tried: a copy of the checkout, and a new server."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Ground:
             if file.is_file():
                 shutil.copy(file, self.root)
         self._server = self._stack.enter_context(EmbeddedServer(settings=SERVER))
-        # One migration that is sql/ as it stands, under the name of the last: what is
-        # broken in sql/ is broken in every Instance that a test sets up.
+        # One migration that is sql/ as it stands, under the name of the last. So a break
+        # of sql/ is in every Instance that a test sets up.
         *earlier, self._migration = sorted((self.root / "migrations").glob("*.sql"))
         for migration in earlier:
             migration.unlink()

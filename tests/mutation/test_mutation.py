@@ -22,14 +22,16 @@ def mutation(*arguments):
 
 
 def test_a_broken_guard_is_noticed_and_the_test_that_did_is_named():
-    code, output = mutation("--near", "--only", "^5_api/renew.sql (null|extreme)")
+    code, output = mutation(
+        "--near", "--only", "^5_api/renew.sql (extreme|branch: if. v_expires_at)"
+    )
 
     assert code == 0, output
-    assert "2 mutants: 2 killed, 0 survived" in output
-    assert "tests/sql/test_renew.py::test_renew_refuses_" in output
+    assert "3 mutants: 3 killed, 0 survived" in output
+    assert "tests/sql/test_lease_rules.py::test_" in output
 
 
-def test_a_mutant_that_nobody_notices_is_told_and_fails_the_command():
+def test_a_surviving_mutant_is_reported_and_fails_the_command():
     code, output = mutation(
         "--near",
         "--unchecked",

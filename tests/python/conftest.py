@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from collections import deque
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
@@ -40,7 +43,7 @@ def fresh_prefix():
 
 @pytest.fixture
 def new_instance(new_database, document, fresh_prefix):
-    """An empty database of its own, and the document of an Instance to set up there."""
+    """Make an empty database, and the document of an Instance to set up there."""
 
     def new_instance(**changes):
         conninfo = new_database(fresh_prefix)
@@ -52,7 +55,7 @@ def new_instance(new_database, document, fresh_prefix):
 
 @pytest.fixture
 def role(conninfo):
-    """Make a role with a name of its own; it is dropped afterwards."""
+    """Make a role with a unique name. It is dropped afterwards."""
     made = []
 
     def role(attributes="login", *, member_of=(), admin=conninfo):
@@ -104,23 +107,23 @@ def client(connect):
 
 
 @pytest.fixture
-def producing(client):
-    return client("accounts")
+def producing(session_for):
+    return Jobs(session_for("producing", "accounts"), "jobs_email")
 
 
 @pytest.fixture
-def working(client):
-    return client("email-worker")
+def working(session_for):
+    return Jobs(session_for("working", "email-worker"), "jobs_email")
 
 
 @pytest.fixture
-def observing(client):
-    return client("operations")
+def observing(session_for):
+    return Jobs(session_for("observing", "operations"), "jobs_email")
 
 
 @pytest.fixture
-def operating(client, prefix):
-    return client(f"{prefix}_duty")
+def operating(session_for, prefix):
+    return Jobs(session_for("operating", f"{prefix}_duty"), "jobs_email")
 
 
 @pytest.fixture
@@ -161,7 +164,7 @@ def leased(enqueue, working):
 
 @pytest.fixture
 def fail(enqueue, working):
-    """Let new jobs fail for good, with one end and one code; answers their ids."""
+    """Let new jobs fail permanently, at one instant and with one code. Return their ids."""
 
     def fail(code="smtp.timeout", *, number=1, queue="email"):
         for _ in range(number):
@@ -175,7 +178,7 @@ def fail(enqueue, working):
 
 @dataclass
 class Held:
-    """A lease kept by hand, with whatever is in it."""
+    """A lease kept by hand. Its fields may hold anything."""
 
     job_id: UUID | str | None
     lease_token: str | None
@@ -208,8 +211,22 @@ def lenso_jobs(monkeypatch, capsys, conninfo, tmp_path, document):
 
 
 @pytest.fixture
+def as_dropped():
+    """Choose what an operator does who knows that nothing was renamed.
+
+    Where a remedy depends on that, it says "if it was renamed: A; if it was dropped: B",
+    or "if it is X under a new name: A; else B".
+    """
+
+    def as_dropped(remedy):
+        return re.split("; if it was dropped: |; else ", remedy)[-1]
+
+    return as_dropped
+
+
+@pytest.fixture
 def command(environment, tmp_path):
-    """Run the command with a document and answer the finished process."""
+    """Run the command with a document and return the finished process."""
 
     def command(*arguments, document=None, **changes):
         file = []
@@ -229,20 +246,16 @@ def command(environment, tmp_path):
     return command
 
 
-# Waiting.
-
-
 @pytest.fixture
-def until():
-    """Wait until something is so."""
+def open_directory():
+    """A directory that every account may pass through."""
+    root = Path(tempfile.mkdtemp(prefix="test-"))
+    root.chmod(0o755)
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
 
-    def until(condition):
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, "it never was so"
-            time.sleep(0.005)
 
-    return until
+# Waiting.
 
 
 @pytest.fixture
@@ -253,7 +266,7 @@ def acts():
 
 @pytest.fixture
 def pausing(monkeypatch):
-    """Let every pause be that long; answers the longest that each wait asked for."""
+    """Let every pause last so many seconds. Return the longest pause of each wait."""
 
     def pausing(seconds):
         asked = []

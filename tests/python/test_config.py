@@ -22,7 +22,7 @@ REQUIRED = (
 
 @pytest.fixture
 def refusal(document):
-    """Read a document that is to be refused, and answer the message."""
+    """Read a document that is to be refused, and return the message."""
 
     def refusal(**changes):
         with pytest.raises(ConfigurationError) as caught:
@@ -69,7 +69,7 @@ GOOD = [
 CHARACTERS = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : / -"
 PATTERN = "must match ^[a-z][a-z0-9_]{0,47}$"
 REFERENCE = "must be 1 to 256 of A-Z a-z 0-9 . _ / - without stray slashes"
-ROLE = "must be a role name of 1 to 63 bytes"
+ROLE = "must be a name of 1 to 63 bytes"
 RESERVED = "must not be none, public or pg_*"
 BAD = [
     *(
@@ -146,7 +146,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "value"), GOOD, ids=lambda each: str(each)[:30])
-def test_what_is_within_its_bound_is_accepted(field, value, document):
+def test_a_value_within_its_bound_is_accepted(field, value, document):
     configuration = Configuration.from_json(document(**{field: value}))
 
     attribute = "schema_" if field == "schema" else field
@@ -157,7 +157,7 @@ def test_what_is_within_its_bound_is_accepted(field, value, document):
 @pytest.mark.parametrize(
     ("field", "value", "bound"), BAD, ids=lambda each: str(each)[:30]
 )
-def test_what_is_out_of_bounds_is_refused_by_field_and_bound(
+def test_a_value_out_of_bounds_is_refused_by_field_and_bound(
     field, value, bound, refusal
 ):
     message = refusal(**{field: value})
@@ -171,7 +171,7 @@ def test_a_required_field_that_is_missing_is_named(field, refusal):
     assert refusal(**{field: ...}) == f"{field}: Field required"
 
 
-def test_what_may_be_left_out_has_the_guide_s_behaviour(document):
+def test_an_optional_part_has_the_guide_s_behaviour(document):
     configuration = Configuration.from_json(
         document(observer_instances=..., role_prefix=...)
     )
@@ -184,7 +184,7 @@ def test_what_may_be_left_out_has_the_guide_s_behaviour(document):
     assert configuration.owner == "jobs_email_owner"
 
 
-def test_every_problem_is_told_on_a_line_of_its_own(refusal):
+def test_every_problem_is_printed_on_a_separate_line(refusal):
     lines = refusal(lease_seconds=0, queues=[], unknown=1).splitlines()
 
     assert [line.split(":")[0] for line in lines] == [
@@ -220,7 +220,7 @@ def test_a_base_above_the_maximum_is_refused(document, refusal):
     "field", ["producer_instances", "worker_instances", "observer_instances"]
 )
 @pytest.mark.parametrize("role_prefix", ["mine", ...])
-def test_an_instance_s_own_role_is_no_caller(role_prefix, field, kind, refusal):
+def test_an_instance_s_own_role_is_not_a_caller(role_prefix, field, kind, refusal):
     own = f"{'jobs_email' if role_prefix is ... else role_prefix}_{kind}"
 
     message = refusal(role_prefix=role_prefix, **{field: ["fine", own]})
@@ -241,13 +241,13 @@ def test_an_instance_s_own_role_is_no_caller(role_prefix, field, kind, refusal):
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_json_is_refused(text):
+def test_a_value_that_is_not_json_is_refused(text):
     with pytest.raises(ConfigurationError, match="document: is not JSON"):
         Configuration.from_json(text)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "5", '"text"', "true", "NaN"])
-def test_json_that_is_no_object_is_refused(text):
+def test_json_that_is_not_an_object_is_refused(text):
     with pytest.raises(ConfigurationError, match="document: "):
         Configuration.from_json(text)
 
@@ -298,3 +298,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         with pytest.raises(ConfigurationError, match="cannot be read") as caught:
             Configuration.from_file(path)
         assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("given", [None, 5, {"schema": "jobs"}, ["jobs"]])
+def test_another_thing_than_a_text_or_a_path_is_not_a_document(given):
+    with pytest.raises(ConfigurationError, match="document: is not JSON"):
+        Configuration.from_json(given)
+    if not isinstance(given, int):
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            Configuration.from_file(given)
+
+
+def test_a_path_with_a_nul_character_cannot_be_read():
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Configuration.from_file("jobs\0.json")

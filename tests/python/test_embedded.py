@@ -39,15 +39,6 @@ with EmbeddedServer(directory) as server:
 
 
 @pytest.fixture
-def open_directory():
-    """A directory that every account may pass through."""
-    root = Path(tempfile.mkdtemp(prefix="test-"))
-    root.chmod(0o755)
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
-
-
-@pytest.fixture
 def programs(open_directory):
     """Make a directory that looks as if it held PostgreSQL's programs."""
 
@@ -87,7 +78,7 @@ def is_running(pid):
 # Where the programs are looked for.
 
 
-def test_what_pg_bindir_names_comes_first(programs, monkeypatch):
+def test_the_directory_in_pg_bindir_comes_first(programs, monkeypatch):
     given, wheel = programs("given"), programs("wheel")
     monkeypatch.setenv("PG_BINDIR", str(given))
     monkeypatch.setattr(embedded, "_wheel_programs", lambda: iter([wheel]))
@@ -142,13 +133,25 @@ def test_where_nothing_is_found_all_four_places_are_named(nowhere):
         assert place in str(caught.value)
 
 
-def test_a_given_server_is_used_and_none_started(monkeypatch, nowhere):
+def test_a_given_server_is_used_and_no_other_started(monkeypatch, nowhere):
     monkeypatch.setenv(SERVER_URL, "host=db.example")
 
     with server_conninfo() as conninfo:
         assert conninfo == "host=db.example"
 
 
+def test_a_given_server_that_is_not_a_url_of_libpq_is_refused_and_not_shown(
+    monkeypatch,
+):
+    monkeypatch.setenv(SERVER_URL, "postgresql+psycopg://ada:hush@localhost/jobs")
+
+    with pytest.raises(EmbeddedError, match=SERVER_URL) as caught:
+        server_conninfo().__enter__()
+
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.slow
 def test_without_a_given_server_one_is_started(monkeypatch):
     monkeypatch.delenv(SERVER_URL, raising=False)
 
@@ -184,7 +187,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing():
         server.__enter__()
 
     assert not Path(server.socket_directory).exists()
-    assert set(Path(tempfile.gettempdir()).glob("lenso-jobs-bin-*")) <= before
+    assert set(Path(tempfile.gettempdir()).glob("lenso-jobs-*")) <= before
 
 
 @pytest.mark.slow
@@ -203,6 +206,19 @@ def test_a_kept_cluster_keeps_its_data_across_starts(open_directory):
 
 
 @pytest.mark.slow
+def test_a_second_server_in_one_folder_does_not_take_the_first_for_itself(
+    open_directory,
+):
+    with EmbeddedServer(open_directory) as first:
+        with (
+            pytest.raises(EmbeddedError, match="Is another postmaster"),
+            EmbeddedServer(open_directory),
+        ):
+            pass
+        psycopg.connect(first.conninfo()).close()
+
+
+@pytest.mark.slow
 def test_a_kept_cluster_may_be_named_by_a_relative_path(open_directory, monkeypatch):
     monkeypatch.chdir(open_directory)
 
@@ -210,6 +226,63 @@ def test_a_kept_cluster_may_be_named_by_a_relative_path(open_directory, monkeypa
         psycopg.connect(server.conninfo()).close()
 
     assert (open_directory / "cluster" / "data" / "PG_VERSION").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [90, 200])
+def test_a_socket_below_a_long_path_is_put_where_the_path_is_short(
+    open_directory, length
+):
+    kept = open_directory / ("d" * length)
+
+    with EmbeddedServer(kept) as server:
+        sockets = Path(server.socket_directory)
+        psycopg.connect(server.conninfo()).close()
+        mode = stat.S_IMODE(sockets.stat().st_mode)
+
+    assert kept not in (sockets, *sockets.parents)
+    assert mode == 0o700
+    assert not sockets.exists()
+    assert (kept / "data" / "PG_VERSION").exists()
+
+
+@pytest.mark.slow
+def test_a_temporary_folder_with_a_long_path_is_not_an_obstacle(
+    open_directory, monkeypatch
+):
+    long = open_directory / ("t" * 150)
+    long.mkdir()
+    long.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(embedded, "_ROOMY", 1 << 62)  # nor is there room in memory
+
+    with EmbeddedServer() as server:
+        psycopg.connect(server.conninfo()).close()
+
+    assert not list(long.iterdir())
+
+
+def test_without_a_temporary_folder_one_sentence_says_what_to_set(monkeypatch):
+    def nowhere(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+
+    with pytest.raises(EmbeddedError) as caught:
+        EmbeddedServer().__enter__()
+
+    assert str(caught.value).startswith("there is no temporary folder to write to")
+    assert "TMPDIR" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_named_in_one_sentence():
+    with pytest.raises(EmbeddedError) as caught:
+        EmbeddedServer(Path("/proc/kept")).__enter__()
+
+    assert str(caught.value).startswith("the server cannot be started: ")
+    assert "/proc/kept" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -256,7 +329,7 @@ def test_a_parent_that_is_killed_takes_the_server_along(environment):
 @pytest.mark.slow
 @as_root
 @on_linux
-def test_root_has_the_server_run_as_somebody_else():
+def test_root_runs_the_server_as_another_user():
     with EmbeddedServer() as server:
         owner = Path(server.socket_directory).stat().st_uid
         (pid, *_) = (
@@ -266,11 +339,12 @@ def test_root_has_the_server_run_as_somebody_else():
         assert Path(f"/proc/{pid}").stat().st_uid == owner != 0
 
 
+@pytest.mark.slow
 @as_root
 @on_linux
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv")
 def test_an_ordinary_user_runs_the_server_itself(environment, open_directory):
-    # Able to read whatever root reads, for an interpreter that lives in root's home.
+    # May read all files, for an interpreter that lives in root's home.
     nobody = [
         *("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"),
         *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
@@ -326,19 +400,19 @@ def test_programs_that_only_root_can_reach_are_copied_and_the_copy_removed(
         mode = stat.S_IMODE(closed.stat().st_mode)
 
     assert closed not in program.parents
-    assert program.parents[3].name.startswith("lenso-jobs-bin-")
+    assert program.parents[3].name.startswith("lenso-jobs-")
     assert not program.exists()
     assert mode == 0o700
 
 
-def test_a_user_without_an_entry_is_told_what_to_do(monkeypatch):
+def test_a_user_without_an_entry_is_reported_with_a_remedy(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
 
     with pytest.raises(EmbeddedError, match="has no entry in /etc/passwd"):
         EmbeddedServer().__enter__()
 
 
-def test_the_connection_string_names_the_superuser_unless_told():
+def test_the_connection_string_names_the_superuser_by_default():
     server = EmbeddedServer()
     server.socket_directory = "/somewhere"
 

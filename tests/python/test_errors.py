@@ -4,7 +4,7 @@ import copy
 import logging
 import pickle
 import traceback
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -94,13 +94,34 @@ def test_a_refusal_of_the_server_is_its_exception_with_psycopg_s_as_the_cause(
 
 
 def test_a_conflict_carries_the_server_s_hint(producing, key):
-    producing.enqueue("email", "send", {}, idempotency_key=key)
+    first = producing.enqueue("email", "send", {}, idempotency_key=key)
 
     with pytest.raises(IdempotencyConflict) as caught:
         producing.enqueue("email", "other", {}, idempotency_key=key)
 
+    assert caught.value.job_id == first.job_id
+
     assert caught.value.hint.startswith("Repeat the first intent")
     assert caught.value.code == "idempotency_conflict"
+
+
+@pytest.mark.parametrize(
+    ("detail", "job_id"),
+    [
+        (None, None),
+        ("", None),
+        ("job_id=", None),
+        ("job_id=not-a-uuid", None),
+        ("job_id=01a22ee3-54fa-702d-9e25-c95175f71ac0", True),
+        ("A key. job_id=01a22ee3-54fa-702d-9e25-c95175f71ac0.", True),
+    ],
+)
+def test_a_conflict_names_the_job_that_has_the_key_if_the_server_does(detail, job_id):
+    error = IdempotencyConflict("used", detail=detail)
+    expected = UUID("01a22ee3-54fa-702d-9e25-c95175f71ac0") if job_id else None
+
+    for twin in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert twin.job_id == expected
 
 
 def test_neither_message_nor_traceback_shows_payload_key_or_token(
@@ -147,7 +168,7 @@ def test_an_error_can_be_copied_and_pickled_with_its_hint():
         assert (twin.sqlstate, twin.code) == ("LJ003", "invalid_queue")
 
 
-# Whatever is not ours.
+# Errors that are not ours.
 
 
 def test_a_statement_timeout_passes_through_as_psycopg_s_own(working, leased, connect):
@@ -199,7 +220,7 @@ def test_a_broken_connection_passes_through_as_psycopg_s_own(working, owner):
 
 
 def test_a_closed_connection_passes_through_as_psycopg_s_own(working):
-    working.close()
+    working._source.close()
 
     with pytest.raises(psycopg.OperationalError, match="closed"):
         working.claim("email")
@@ -210,7 +231,7 @@ def test_a_missing_function_passes_through_as_psycopg_s_own(owner):
         Jobs(owner, "public").claim("email")
 
 
-def test_whoever_lacks_execute_is_unauthorized(client):
+def test_a_caller_without_execute_is_unauthorized(client):
     with pytest.raises(Unauthorized) as caught:
         client("stranger").claim("email")
 

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 from psycopg.conninfo import make_conninfo
 
+from lenso_jobs import InvalidArgument
 from lenso_jobs.metrics import PrometheusObserver
 from lenso_jobs.worker import (
     AsyncWorker,
@@ -29,7 +30,7 @@ from lenso_jobs.worker import (
 )
 
 SECRET = "hunter2"
-OUTCOMES = ("succeeded", "retried", "failed", "lost", "handed_back")
+OUTCOMES = ("succeeded", "retried", "failed", "lost", "released", "handed_back")
 
 
 class Stopper(Observer):
@@ -107,6 +108,14 @@ class Lease:
     kind: str = "send"
 
 
+def test_a_release_is_no_failure(watching, by_label):
+    watching.ended(Ended(Lease(), "released", "not_yet", 0.1))
+    watching.ended(Ended(Lease(), "failed", "unknown_kind", 0.1))
+
+    assert by_label("ended_total", "outcome") == {"released": 1, "failed": 1}
+    assert by_label("failures_total", "code") == {"unknown_kind": 1}
+
+
 def handle(lease):
     if lease.kind == "later":
         raise Retry("smtp.timeout")
@@ -172,7 +181,7 @@ def test_the_metrics_of_a_run_are_its_tally(
 
 
 class Told(Observer):
-    """Notes that something was told."""
+    """Notes that a method was called."""
 
     def __init__(self):
         self.lost_one, self.ended_one = Event(), Event()
@@ -184,7 +193,7 @@ class Told(Observer):
         self.ended_one.set()
 
 
-def test_lost_jobs_are_held_no_more(
+def test_lost_jobs_are_no_longer_held(
     conninfo, owner, enqueue, expire, watching, read, by_label
 ):
     owner.execute("update instance set lease_seconds = 1")
@@ -208,7 +217,7 @@ def test_lost_jobs_are_held_no_more(
     assert read("running", queue="email") == 0
 
 
-def test_jobs_handed_back_are_held_no_more_though_a_handler_runs_on(
+def test_released_jobs_are_no_longer_held_though_a_handler_runs_on(
     conninfo, enqueue, background, watching, read, by_label
 ):
     for _ in range(2):
@@ -236,9 +245,9 @@ def test_jobs_handed_back_are_held_no_more_though_a_handler_runs_on(
     running = read("running", queue="email")
     release.set()
 
-    assert tally.handed_back == 2
-    assert by_label("ended_total", "outcome") == {"handed_back": 2}
-    assert by_label("failures_total", "code") == {"worker_shutdown": 2}
+    assert (tally.handed_back, tally.released) == (1, 1)
+    assert by_label("ended_total", "outcome") == {"handed_back": 1, "released": 1}
+    assert by_label("failures_total", "code") == {"worker_shutdown": 1}
     assert (held, read("held", queue="email")) == (2, 0)
     assert running == 1
     deadline = time.monotonic() + 20
@@ -247,7 +256,7 @@ def test_jobs_handed_back_are_held_no_more_though_a_handler_runs_on(
     assert read("handler_seconds_count", queue="email", kind="send") == 1
 
 
-def test_a_handler_is_timed_while_it_runs_whatever_it_raises(watching, read):
+def test_a_handler_is_timed_while_it_runs_even_if_it_raises(watching, read):
     during = []
 
     def leave():
@@ -263,7 +272,9 @@ def test_a_handler_is_timed_while_it_runs_whatever_it_raises(watching, read):
     assert read("handler_seconds_count", queue="email", kind="send") == 1
 
 
-def test_handlers_of_5_ms_and_of_10_minutes_are_told_apart(registry, watching):
+def test_durations_of_5_ms_and_of_10_minutes_are_in_different_buckets(
+    registry, watching
+):
     with watching.running(Lease()):
         pass
 
@@ -296,7 +307,7 @@ def test_a_database_that_cannot_be_reached_shows(registry, watching, read):
     assert (read("connected"), read("disconnections_total")) == (1, 1)
 
 
-def test_who_claims_has_a_database_though_another_stopped_without(
+def test_a_claim_has_a_database_though_another_worker_stopped_without(
     registry, watching, read
 ):
     watching.disconnected(psycopg.OperationalError())
@@ -351,14 +362,26 @@ def test_prometheus_own_registry_is_the_default():
     assert REGISTRY.get_sample_value("lenso_jobs_default_held", {"queue": "email"}) == 1
 
 
-def test_metrics_of_somebody_else_are_left_alone(registry):
+@pytest.mark.parametrize("given", ["prometheus", object(), CollectorRegistry])
+def test_an_object_that_is_not_a_registry_is_refused(given):
+    with pytest.raises(InvalidArgument, match="registry must be"):
+        PrometheusObserver(given)
+
+
+@pytest.mark.parametrize("namespace", ["", "two words", "1st", "a-b", None, 5])
+def test_a_namespace_that_prometheus_refuses_is_refused(namespace, registry):
+    with pytest.raises(InvalidArgument, match="namespace must be"):
+        PrometheusObserver(registry, namespace=namespace)
+
+
+def test_metrics_of_another_library_are_left_alone(registry):
     Counter("lenso_jobs_claimed", "Theirs", registry=registry)
 
     with pytest.raises(ValueError, match="lenso_jobs_claimed"):
         PrometheusObserver(registry)
 
 
-def test_a_registry_that_nobody_needs_is_let_go():
+def test_a_registry_without_other_references_is_freed():
     registry = CollectorRegistry()
     PrometheusObserver(registry)
     left = weakref.ref(registry)

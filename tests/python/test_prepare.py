@@ -4,7 +4,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from lenso_jobs import SchemaNotReady, SecretNotFound, Unauthorized, prepare
+from lenso_jobs import (
+    AsyncWorker,
+    SchemaNotReady,
+    SecretNotFound,
+    Unauthorized,
+    prepare,
+    prepare_worker,
+)
+from lenso_jobs._prepare import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -23,7 +31,7 @@ def ready(conninfo, configuration):
 
 @pytest.fixture
 def refused(ready):
-    """Prepare what is not ready, and answer the error."""
+    """Prepare what is not ready, and return the error."""
 
     def refused(*arguments, **changes):
         with pytest.raises(SchemaNotReady) as caught:
@@ -55,7 +63,7 @@ def test_every_declared_caller_finds_the_instance_ready(user, ready):
     ready(user).close()
 
 
-def test_a_role_nobody_declared_is_stopped_by_the_verbs(ready, operator, key):
+def test_an_undeclared_role_is_refused_by_the_verbs(ready, operator, key):
     with (
         ready(operator.info.user) as jobs,
         pytest.raises(Unauthorized),
@@ -70,35 +78,69 @@ def test_leaving_the_client_s_context_closes_its_pool(ready):
     assert source.closed
 
 
-def test_a_missing_schema_is_told_to_set_up(refused):
+def test_a_worker_of_the_document_works_its_queue_as_the_caller(
+    conninfo, configuration, enqueue, observing
+):
+    job_id = enqueue()
+    options = {"queue": "email", "caller": "email-worker"}
+    seen = []
+
+    worker = prepare_worker(configuration(), lambda _: conninfo, seen.append, **options)
+
+    assert worker.run(until_idle=True).succeeded == len(seen) == 1
+    assert observing.inspect(job_id).worker == "email-worker"
+
+
+def test_a_worker_of_an_instance_that_is_not_ready_is_refused(conninfo, configuration):
+    with pytest.raises(SchemaNotReady):
+        prepare_worker(
+            configuration(schema="nowhere"), lambda _: conninfo, print, queue="email"
+        )
+
+
+async def coroutine(lease):
+    """Handle a job."""
+
+
+def test_a_coroutine_function_is_given_a_worker_for_asyncio(conninfo, configuration):
+    worker = prepare_worker(
+        configuration(), lambda _: conninfo, coroutine, queues={"email": 2}
+    )
+
+    assert isinstance(worker, AsyncWorker)
+
+
+def test_a_missing_schema_is_reported_with_setup_as_the_remedy(refused):
     error = refused(schema="jobs_missing")
 
     assert str(error) == "schema jobs_missing holds no Instance"
     assert "lenso-jobs setup" in error.hint
 
 
-def test_a_schema_of_something_else_is_told_to_set_up(refused, owner):
+def test_a_schema_without_an_instance_is_reported_with_setup_as_the_remedy(
+    refused, owner
+):
     owner.execute("create schema jobs_other")
     owner.execute("grant usage on schema jobs_other to public")
 
     assert "lenso-jobs setup" in refused(schema="jobs_other").hint
 
 
-def test_a_role_without_rights_is_told_to_be_declared(refused):
+def test_a_role_without_rights_is_reported_as_undeclared(refused):
     error = refused("stranger")
 
     assert str(error) == "the role has no rights in schema jobs_email"
     assert "lenso-jobs configure" in error.hint
 
 
-def test_a_caller_that_the_login_may_not_become_is_told_so(refused):
+def test_a_caller_that_the_login_may_not_become_is_refused_as_such(refused):
     error = refused("organization", caller="accounts")
 
     assert "cannot act as accounts" in str(error)
     assert "lenso-jobs configure" in error.hint
 
 
-def test_a_caller_that_is_no_role_is_told_so(refused):
+def test_a_caller_that_is_not_a_role_is_refused_as_such(refused):
     assert "cannot act as nobody-of-that-name" in str(
         refused(caller="nobody-of-that-name")
     )
@@ -108,15 +150,32 @@ def test_a_caller_that_is_no_role_is_told_so(refused):
     ("version", "state", "hint"),
     [(0, "older", "lenso-jobs upgrade"), (99, "newer", "release")],
 )
-def test_another_version_of_the_schema_is_told(version, state, hint, refused, owner):
+def test_another_version_of_the_schema_is_reported(
+    version, state, hint, refused, owner
+):
     owner.execute(
-        f"create or replace view installed_version (version) as values ({version})"
+        f"create or replace view installed_version (version, oldest_client)"
+        f" as values ({version}, {version})"
     )
 
     error = refused()
 
     assert f"is at version {version}, {state} than this release" in str(error)
     assert hint in error.hint
+
+
+def test_a_newer_schema_that_serves_this_release_is_accepted(ready, owner, key):
+    owner.execute(
+        "create or replace view installed_version (version, oldest_client)"
+        f" as values (99, {SCHEMA_VERSION})"
+    )
+    owner.execute(
+        "create or replace function wait_key(p_queue text) returns bigint"
+        " language sql as 'select 1'"
+    )
+
+    with ready() as jobs:
+        assert jobs.enqueue("email", "send", {}, idempotency_key=key).created
 
 
 @pytest.mark.parametrize("function", ["claim", "_caller"])
@@ -181,7 +240,7 @@ def test_a_caller_of_the_document_without_its_membership_is_named(
     assert f"role {login} may not call enqueue, enqueue_many" in str(error)
 
 
-def test_a_secret_that_is_missing_is_told_before_anything_is_opened(configuration):
+def test_a_missing_secret_is_reported_before_a_connection_is_opened(configuration):
     def resolve(reference):
         raise SecretNotFound(reference)
 

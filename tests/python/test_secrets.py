@@ -57,7 +57,7 @@ def test_a_missing_or_empty_variable_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
-def test_the_last_line_break_is_no_part_of_the_secret(
+def test_the_last_line_break_is_not_part_of_the_secret(
     ending, directory, from_directory
 ):
     (directory / "jobs" / "url").write_bytes(f"the secret{ending}".encode())
@@ -92,7 +92,7 @@ def test_a_reference_cannot_leave_the_directory(reference, directory):
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
-def test_an_empty_file_is_no_secret(content, directory, from_directory):
+def test_an_empty_file_is_not_a_secret(content, directory, from_directory):
     (directory / "url").write_text(content)
 
     with pytest.raises(SecretNotFound, match="is empty"):
@@ -115,7 +115,8 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(directory, from_dir
         assert PASSWORD not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_file_without_permission_is_told_as_such(directory):
+@pytest.mark.slow
+def test_a_file_without_permission_is_reported_as_such(directory):
     path = directory / "url"
     path.write_text(PASSWORD)
     path.chmod(0)
@@ -125,7 +126,7 @@ def test_a_file_without_permission_is_told_as_such(directory):
         "except LookupError as error: print(error)"
     )
     if os.geteuid() == 0:
-        # Root reads whatever it likes, unless it has given that right away.
+        # Root reads every file, unless it has given that right away.
         setpriv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     else:
         setpriv = []
@@ -151,7 +152,7 @@ def test_the_repr_of_a_resolver_shows_where_it_looks(tmp_path):
 
 @pytest.fixture
 def refused(configuration, capfd, caplog):
-    """Prepare with a URL that is to be refused; answer all that was said of it."""
+    """Prepare with a URL that is to be refused, and return all that was said of it."""
 
     def refused(url, error):
         with pytest.raises(error) as caught:
@@ -191,13 +192,13 @@ MALFORMED = [
 
 @pytest.mark.parametrize("url", MALFORMED, ids=range(len(MALFORMED)))
 def test_nothing_of_a_malformed_url_is_shown(url, refused):
-    said = refused(url, (SecretNotFound, psycopg.Error))
+    said = refused(url, SecretNotFound)
 
     assert PASSWORD not in said
 
 
-@pytest.mark.parametrize("url", MALFORMED[1:], ids=range(1, len(MALFORMED)))
-def test_a_malformed_url_is_told_by_its_reference(url, configuration):
+@pytest.mark.parametrize("url", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_url_is_reported_by_its_reference(url, configuration):
     with pytest.raises(SecretNotFound, match="jobs/database-url"):
         connection_string(configuration(), lambda _: url)
 
@@ -231,7 +232,6 @@ def test_a_malformed_url_is_told_by_its_reference(url, configuration):
             },
         ),
         ("dbname=jobs password=p@s/s@s", {"dbname": "jobs", "password": "p@s/s@s"}),
-        ("", {}),
     ],
 )
 def test_a_sound_url_keeps_every_field(url, fields, configuration):
@@ -249,6 +249,7 @@ def test_nothing_of_the_url_is_shown_when_the_host_cannot_be_reached(refused, tm
     assert url not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5"])
 def test_nothing_of_the_url_is_shown_when_the_password_is_wrong(
     method, refused, locked
@@ -279,3 +280,9 @@ def locked():
             yield server.conninfo(user="ada")
 
     return locked
+
+
+def test_the_last_line_break_of_a_variable_is_not_part_of_the_secret(monkeypatch):
+    for end in ("", "\n", "\r\n"):
+        monkeypatch.setenv("JOBS_DATABASE_URL", f"postgresql:///jobs{end}")
+        assert EnvironmentSecrets()("jobs/database-url") == "postgresql:///jobs"

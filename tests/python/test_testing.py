@@ -8,6 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -18,24 +21,36 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import lenso_jobs
 from lenso_jobs import (
+    AsyncHeldLease,
     Fail,
+    HeldLease,
+    InvalidArgument,
+    InvalidJob,
     InvalidLease,
+    InvalidQueue,
     JobNotFound,
+    Kinds,
+    PayloadInvalid,
+    Release,
     Retry,
     Unauthorized,
     embedded,
 )
 from lenso_jobs.embedded import SERVER_URL, EmbeddedError, find_programs
-from lenso_jobs.testing import JobsInstance, _server
+from lenso_jobs.testing import (
+    JobsInstance,
+    _server,
+    async_held_lease,
+    held_lease,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(lenso_jobs.__file__).parent
 SERVER = "LENSO_JOBS_TEST_SERVER"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENT = re.search(r"```json\n(.*?)```", README, re.DOTALL).group(1)
-OVERRIDE, EXAMPLE = re.findall(
-    r"```python\n([^`]*def (?:jobs_configuration|test_)[^`]*)```", README
-)
+GUIDE = (ROOT / "docs" / "applications" / "testing.md").read_text(encoding="utf-8")
+UNIT, OVERRIDE, EXAMPLE, ENGINE, LOAD, OWN = re.findall(r"```python\n([^`]*)```", GUIDE)
 
 
 @pytest.fixture
@@ -47,7 +62,7 @@ def instance(configuration, conninfo):
 
 @pytest.fixture
 def enqueued(instance):
-    """Enqueue a job through the plugin; answers it."""
+    """Enqueue a job through the plugin; return it."""
 
     def enqueued(kind="send", queue="email", **options):
         return instance.producer.enqueue(
@@ -59,7 +74,7 @@ def enqueued(instance):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a pytest with the plugin on files of its own, on the suite's server."""
+    """Start a pytest with the plugin on given files, on the suite's server."""
     started = []
 
     def start(files, *arguments, server=os.environ[SERVER], **environment):
@@ -111,10 +126,51 @@ def left(owner):
 
 
 def finished(process):
-    """Wait for a pytest to succeed; answers how many tests passed."""
+    """Wait for a pytest to succeed; return how many tests passed."""
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     return re.search(r"\d+ passed", said)[0]
+
+
+# A lease without a server.
+
+
+@dataclass
+class Receipt:
+    order: int
+
+
+@pytest.fixture
+def receipt():
+    """A kind whose handler returns what it is given."""
+    decorator = Kinds()("receipt", queue="email", payload=Receipt, max_attempts=5)
+    return decorator(lambda lease, payload: (lease, payload))
+
+
+@pytest.mark.parametrize("make", [held_lease, async_held_lease])
+def test_a_lease_for_a_unit_test_is_as_a_worker_s(make):
+    lease = make("send", {"to": "ada"}, attempt=2)
+
+    kind = HeldLease if make is held_lease else AsyncHeldLease
+    assert type(lease) is kind
+    assert (lease.kind, lease.payload, lease.attempt) == ("send", {"to": "ada"}, 2)
+    assert lease.max_attempts == 3
+    assert lease.created_at < datetime.now(UTC) < lease.lease_expires_at
+    assert not lease.lost
+    assert make("send", lost=True).lost
+    assert make("send").payload == {}
+    assert make("send") != make("send", attempt=2)
+
+
+def test_a_lease_of_a_kind_has_its_queue_and_a_payload_that_fits(receipt):
+    lease = held_lease(receipt, Receipt(7))
+
+    assert receipt(lease) == (lease, Receipt(7))
+    assert (lease.queue, lease.kind, lease.max_attempts) == ("email", "receipt", 5)
+    with pytest.raises(InvalidJob, match="does not fit Receipt"):
+        held_lease(receipt, {"order": "x"})
+    with pytest.raises(InvalidJob, match="payload"):
+        held_lease("send", {"at": object()})
 
 
 # Who a session is.
@@ -133,7 +189,7 @@ def test_a_client_can_do_only_what_its_caller_may(instance, enqueued):
     assert instance.jobs("operations").inspect(lease.job_id).worker == "email-worker"
 
 
-def test_a_client_for_asyncio_is_its_caller_until_the_block_ends(instance):
+def test_an_async_client_acts_as_its_caller_until_the_block_ends(instance):
     async def act():
         async with (
             instance.async_jobs("accounts") as accounts,
@@ -199,7 +255,7 @@ def test_a_caller_that_is_not_declared_is_refused_with_those_that_are(instance):
         instance.jobs("stranger")
 
 
-def test_a_missing_observer_is_said_to_be_missing(configuration, conninfo):
+def test_a_document_without_observers_has_no_observer_client(configuration, conninfo):
     instance = JobsInstance(configuration(observer_instances=...), conninfo)
 
     with pytest.raises(LookupError, match="declares no observer_instances"):
@@ -221,7 +277,7 @@ def test_a_caller_has_one_session_which_ends_with_the_test(configuration, connin
 # What was enqueued, and when.
 
 
-def test_what_was_enqueued_is_listed_as_it_was_asked_for(instance, enqueued):
+def test_enqueued_returns_jobs_as_their_producer_asked_for_them(instance, enqueued):
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     first = enqueued("first")
     second = enqueued("second", "slow", available_at=tomorrow, max_attempts=5)
@@ -266,18 +322,19 @@ def test_a_scheduled_job_can_be_made_due(instance, enqueued, name):
 
 def test_moving_time_wakes_a_worker_that_waits(instance, enqueued, connect):
     job = enqueued(available_at=datetime.now(UTC) + timedelta(days=1))
+    enqueued(queue="slow")
+    (lease,) = instance.worker.claim("slow")
     listener = connect()
     listener.execute("listen jobs_email")
 
     instance.make_due(job)
-    (lease,) = instance.worker.claim("email")
     instance.expire(lease)
 
     notified = listener.notifies(timeout=5, stop_after=2)
-    assert [note.payload for note in notified] == ["email", "email"]
+    assert [note.payload for note in notified] == ["email", "slow"]
 
 
-def test_time_is_moved_only_for_jobs_that_it_concerns(instance, enqueued):
+def test_expire_and_make_due_refuse_jobs_of_another_status(instance, enqueued):
     job = enqueued()
     with pytest.raises(ValueError, match=f"job {job.job_id} is queued, not running"):
         instance.expire(job)
@@ -339,7 +396,7 @@ def test_a_bug_in_a_handler_reaches_the_test_once_it_is_recorded(instance, enque
 
 
 @pytest.mark.parametrize("verdict", [Retry, Fail])
-def test_a_verdict_of_the_handler_is_no_bug(instance, enqueued, verdict):
+def test_retry_and_fail_are_not_raised_to_the_test(instance, enqueued, verdict):
     enqueued()
 
     def handler(lease):
@@ -369,7 +426,7 @@ def test_a_retry_runs_in_the_drain_after_it_was_made_due(instance, enqueued):
 
 
 @pytest.mark.parametrize("name", [lambda lease: lease, lambda lease: str(lease.job_id)])
-def test_a_lease_lost_in_the_handler_is_seen_there_and_run_again(
+def test_a_lease_that_expires_in_a_handler_is_seen_there_and_the_job_runs_again(
     instance, enqueued, name
 ):
     job = enqueued(max_attempts=2)
@@ -388,7 +445,9 @@ def test_a_lease_lost_in_the_handler_is_seen_there_and_run_again(
     assert instance.inspect(job).last_failure_code == "attempts_exhausted"
 
 
-def test_a_completion_that_its_handler_rolled_back_is_a_failure(instance, enqueued):
+def test_a_completion_that_its_handler_rolled_back_fails_the_attempt(
+    instance, enqueued
+):
     job = enqueued()
 
     def handler(lease):
@@ -403,7 +462,7 @@ def test_a_completion_that_its_handler_rolled_back_is_a_failure(instance, enqueu
 
 
 @pytest.mark.parametrize("bug", [None, ZeroDivisionError()])
-def test_a_job_that_its_handler_ended_by_itself_is_ended_once(instance, enqueued, bug):
+def test_a_job_that_its_handler_completed_is_completed_once(instance, enqueued, bug):
     enqueued()
 
     def handler(lease):
@@ -431,7 +490,7 @@ def test_a_job_that_another_worker_ended_is_lost(instance, enqueued):
     assert run.outcome == "lost"
 
 
-def test_another_jobs_lease_is_not_the_handlers(instance, enqueued):
+def test_expire_of_another_job_does_not_touch_the_handler_s_lease(instance, enqueued):
     enqueued()
     (other,) = instance.worker.claim("email")
     enqueued()
@@ -468,30 +527,236 @@ def test_a_drain_keeps_to_its_queue_and_its_limit(instance, enqueued):
     assert found == ["succeeded", "succeeded", "queued", "queued"]
 
 
-def test_a_drain_refuses_a_handler_that_nobody_would_await(instance, enqueued):
+def test_a_drain_of_kinds_runs_each_handler_and_raises_no_release(
+    instance, enqueued, receipt
+):
+    kinds = Kinds()
+    seen = []
+
+    @kinds("send", queue="email", payload=dict)
+    def send(lease, payload):
+        seen.append(payload)
+
+    @kinds("later", queue="email")
+    def later(lease, payload):
+        raise Release("not_yet", after=30)
+
+    send.enqueue(instance.producer, {"n": 1}, idempotency_key="send")
+    later.enqueue(instance.producer, {}, idempotency_key="later")
+    enqueued("unknown")
+
+    ran = [(run.kind, run.outcome, run.code) for run in instance.drain(kinds)]
+
+    assert ran == [
+        ("send", "succeeded", None),
+        ("later", "released", "not_yet"),
+        ("unknown", "released", "unknown_kind"),
+    ]
+    assert seen == [{"n": 1}]
+
+
+def test_a_payload_that_does_not_fit_reaches_the_test(instance, enqueued):
+    kinds = Kinds()
+    kinds("send", queue="email", payload=Receipt)(lambda _, __: None)
+    job = enqueued()
+
+    with pytest.raises(PayloadInvalid, match=r"Receipt: order \(missing\)"):
+        instance.drain(kinds)
+    assert instance.inspect(job).last_failure_code == "payload_invalid"
+
+
+def test_coroutine_functions_by_kind_are_for_drain_async(instance, enqueued):
+    kinds = Kinds()
+
+    @kinds("send", queue="email")
+    async def send(lease, payload):
+        seen.append(payload)
+
+    seen = []
+    enqueued()
+
+    with pytest.raises(TypeError, match="for a coroutine function"):
+        instance.drain(kinds)
+    (run,) = asyncio.run(instance.drain_async(kinds))
+    assert run.outcome == "succeeded"
+    assert seen == [{"n": 1}]
+
+
+def test_clear_deletes_all_jobs_and_their_evidence(instance, enqueued):
+    job = enqueued()
+    instance.drain(lambda _: None)
+    enqueued()
+
+    instance.clear()
+
+    assert instance.enqueued() == []
+    with pytest.raises(JobNotFound):
+        instance.inspect(job)
+    assert instance.drain(lambda _: None) == []
+    enqueued()
+    assert len(instance.drain(lambda _: None)) == 1
+
+
+def test_drain_refuses_a_coroutine_function_and_names_drain_async(instance, enqueued):
     job = enqueued()
 
     async def handler(lease):
         pass
 
-    with pytest.raises(TypeError, match="plain functions"):
+    with pytest.raises(TypeError, match=r"await jobs_instance\.drain_async\(handler\)"):
         instance.drain(handler)
     assert instance.inspect(job).attempts == 0
 
 
-def test_a_drain_counts_nothing_that_nobody_has_run_as_done(instance, enqueued):
+def test_a_drain_records_no_success_for_a_generator_that_was_not_run(
+    instance, enqueued
+):
     job = enqueued(max_attempts=1)
 
-    with pytest.raises(TypeError, match="generator"):
+    with pytest.raises(InvalidArgument, match="generator"):
         instance.drain(lambda lease: (lease for _ in ()))
 
-    assert instance.inspect(job).last_failure_code == "TypeError"
+    assert instance.inspect(job).status == "queued"
+
+
+def test_a_handler_runs_on_the_thread_that_drains_and_sees_its_context(
+    instance, enqueued
+):
+    tenant = ContextVar("tenant", default=None)
+    tenant.set("acme")
+    enqueued()
+    seen = []
+
+    def handler(lease):
+        seen.extend((threading.get_ident(), tenant.get()))
+
+    (run,) = instance.drain(handler)
+
+    assert run.outcome == "succeeded"
+    assert seen == [threading.get_ident(), "acme"]
+
+
+@pytest.mark.parametrize("raising", [True, False])
+def test_an_interrupt_in_a_handler_reaches_the_test(instance, enqueued, raising):
+    job = enqueued()
+
+    def handler(lease):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        instance.drain(handler, raising=raising)
+
+    assert instance.inspect(job).last_failure_code == "KeyboardInterrupt"
+
+
+def test_a_drain_of_a_queue_that_is_not_declared_is_refused(instance):
+    with pytest.raises(InvalidQueue, match="queue biling is not declared"):
+        instance.drain(lambda _: None, "biling")
+
+
+# Coroutines.
+
+
+def test_drain_async_runs_a_handler_that_completes_in_its_own_transaction(
+    instance, enqueued
+):
+    job = enqueued()
+    instance.connect().execute("create table public.effect (kind text)")
+
+    async def handler(lease):
+        async with await psycopg.AsyncConnection.connect(instance.conninfo()) as own:
+            await own.execute("insert into public.effect values (%s)", (lease.kind,))
+            await lease.complete(own)
+
+    async def test():
+        return await instance.drain_async(handler)
+
+    (run,) = asyncio.run(test())
+
+    assert (run.job_id, run.outcome, run.code) == (job.job_id, "succeeded", None)
+    effects = instance.connect().execute("select kind from public.effect").fetchall()
+    assert effects == [("send",)]
+
+
+def test_drain_async_ends_each_job_as_its_handler_did(instance, enqueued):
+    for kind in ("good", "again", "never", "bug"):
+        enqueued(kind)
+    running = []
+
+    async def handler(lease):
+        running.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        match lease.kind:
+            case "again":
+                raise Retry("smtp.timeout")
+            case "never":
+                raise Fail("address.unknown")
+            case "bug":
+                raise ZeroDivisionError
+
+    async def test():
+        ran = await instance.drain_async(handler, raising=False)
+        assert set(running) == {asyncio.get_running_loop()}
+        return ran
+
+    assert [(run.kind, run.outcome, run.code) for run in asyncio.run(test())] == [
+        ("good", "succeeded", None),
+        ("again", "retried", "smtp.timeout"),
+        ("never", "failed", "address.unknown"),
+        ("bug", "retried", "ZeroDivisionError"),
+    ]
+
+
+def test_a_bug_in_a_coroutine_reaches_the_test_once_it_is_recorded(instance, enqueued):
+    job = enqueued()
+    later = enqueued()
+
+    async def handler(lease):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(instance.drain_async(handler))
+
+    assert instance.inspect(job).last_failure_code == "ZeroDivisionError"
+    assert instance.inspect(later).attempts == 0
+
+
+def test_a_lease_that_expires_in_a_coroutine_is_seen_there(instance, enqueued):
+    enqueued(max_attempts=1)
+    seen = []
+
+    async def handler(lease):
+        instance.expire(lease)
+        seen.append(lease.lost)
+
+    (run,) = asyncio.run(instance.drain_async(handler))
+
+    assert run.outcome == "lost"
+    assert seen == [True]
+
+
+def test_drain_works_within_a_running_loop(instance, enqueued):
+    enqueued()
+
+    async def test():
+        return instance.drain(lambda _: None)
+
+    assert [run.outcome for run in asyncio.run(test())] == ["succeeded"]
+
+
+def test_drain_async_refuses_a_plain_function(instance, enqueued):
+    job = enqueued(max_attempts=1)
+
+    with pytest.raises(InvalidArgument, match="use Worker"):
+        asyncio.run(instance.drain_async(lambda _: None))
+
+    assert instance.inspect(job).status == "queued"
 
 
 # Where the server comes from.
 
 
-def test_without_any_server_one_is_told_what_to_install(monkeypatch):
+def test_without_any_server_the_failure_says_what_to_install(monkeypatch):
     for variable in (SERVER_URL, "PG_BINDIR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(embedded, "_wheel_programs", lambda: iter(()))
@@ -511,10 +776,12 @@ def test_without_any_server_one_is_told_what_to_install(monkeypatch):
     [
         ("dbname=postgres user=accounts", "is not the URL of a superuser"),
         ("host=/nowhere", "/nowhere"),
-        ("postgres//ada:secret@host", "is no connection string"),
+        ("postgres//ada:secret@host", "LENSO_JOBS_SERVER_URL is not a PostgreSQL URL"),
     ],
 )
-def test_a_given_server_that_cannot_serve_is_told(conninfo, monkeypatch, given, said):
+def test_a_given_server_that_cannot_be_used_is_named_in_the_failure(
+    conninfo, monkeypatch, given, said
+):
     if "user" in given:
         given = make_conninfo(conninfo, **conninfo_to_dict(given))
     monkeypatch.setenv(SERVER_URL, given)
@@ -527,7 +794,7 @@ def test_a_given_server_that_cannot_serve_is_told(conninfo, monkeypatch, given, 
     assert "secret" not in str(caught.value)
 
 
-def test_without_libpq_one_is_told_what_to_install(monkeypatch):
+def test_without_libpq_the_failure_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
 
     with (
@@ -538,7 +805,7 @@ def test_without_libpq_one_is_told_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_given_server_one_of_our_own_comes_and_goes(start, tmp_path):
+def test_without_a_given_server_an_embedded_one_starts_and_stops(start, tmp_path):
     try:
         find_programs()
     except EmbeddedError:
@@ -558,18 +825,16 @@ def test_it_runs(jobs_server, jobs_instance):
     assert not Path((tmp_path / "directory").read_text()).exists()
 
 
-# The fixtures, in a pytest of their own.
+# The fixtures, in another pytest.
 
 
 @pytest.mark.slow
-def test_each_test_has_an_instance_of_its_own_and_nothing_is_left(
-    start, left, tmp_path
-):
+def test_each_test_has_its_own_instance_and_nothing_is_left(start, left, tmp_path):
     alone = """
 import pytest
 
 @pytest.mark.parametrize("_", "ab")
-def test_nobody_else_was_here(jobs_instance, worker_id, _):
+def test_the_instance_is_fresh(jobs_instance, worker_id, _):
     assert jobs_instance.enqueued() == []
     (queue,) = jobs_instance.configuration.queues
     jobs_instance.producer.enqueue(queue, "send", {}, idempotency_key="1")
@@ -579,40 +844,66 @@ def test_nobody_else_was_here(jobs_instance, worker_id, _):
     with open("names", "a") as names:
         names.write(f"{prefix} {jobs_instance.configuration.worker_instances[0]} ")
 """
-    load = """
-@pytest.fixture(scope="session")
-def jobs_load():
-    import psycopg
-
-    def load(conninfo):
-        with psycopg.connect(conninfo) as connection:
-            connection.execute("create table account (email text)")
-
-    return load
-"""
     own = """
-def test_the_document_and_the_tables_are_the_applications(jobs_instance):
+def test_the_document_and_the_tables_are_those_of_the_application(
+    jobs_instance, engine
+):
     configuration = jobs_instance.configuration
     assert jobs_instance.schema == "jobs_email"
     assert configuration.prefix != "jobs_email"
-    assert configuration.producer_instances == ("accounts", "organization")
-    assert jobs_instance.connect().execute("select * from account").fetchall() == []
+    assert configuration.producer_instances == ("accounts",)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("select * from orders").all() == []
 """
     files = {
         "jobs.json": DOCUMENT,
         "test_alone.py": alone,
-        "app/conftest.py": OVERRIDE + load,
+        "app/conftest.py": OVERRIDE + ENGINE + LOAD,
         "app/test_own.py": own,
         "app/test_welcome.py": EXAMPLE,
+        "app/test_receipt.py": UNIT,
     }
 
     process = start(files, "-p", "xdist.plugin", "-n2", "--dist=loadfile")
 
-    assert finished(process) == "4 passed"
+    assert finished(process) == "6 passed"
     names = (tmp_path / "names").read_text().split()
     assert len(names) == 4
     assert left(*names) == []
     assert left("^email-worker$") != []
+
+
+@pytest.mark.slow
+def test_an_instance_in_the_application_s_database_is_empty_for_each_test(
+    start, new_database
+):
+    prefix = f"own_{uuid4().hex[:8]}"
+    text = """
+import os
+import pytest
+
+@pytest.fixture(scope="session")
+def database_url():
+    return os.environ["DATABASE_URL"]
+"""
+    test = """
+import pytest
+
+@pytest.mark.parametrize("run", range(2))
+def test_it_is_empty(jobs, run):
+    assert jobs.enqueued() == []
+    jobs.producer.enqueue("email", "send", {}, idempotency_key="1")
+    assert [run.outcome for run in jobs.drain(lambda _: None)] == ["succeeded"]
+"""
+    files = {
+        "jobs.json": json.dumps(json.loads(DOCUMENT) | {"role_prefix": prefix}),
+        "conftest.py": f"{text}\n{OWN}",
+        "test_own.py": test,
+    }
+
+    process = start(files, DATABASE_URL=new_database(prefix))
+
+    assert finished(process) == "2 passed"
 
 
 @pytest.mark.slow
@@ -662,6 +953,7 @@ def test_it_runs(jobs_instance):
     assert left(existing) == [(existing,)]
 
 
+@pytest.mark.slow
 def test_loading_the_plugin_loads_nothing_but_pytest():
     # The package's own __init__ is another matter.
     code = f"""

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from lenso_jobs import InvalidArgument, NewJob
 from lenso_jobs.tracing import Tracing
-from lenso_jobs.worker import AsyncWorker, Fail, Observer, Retry, Worker
+from lenso_jobs.worker import AsyncWorker, Fail, Observer, Release, Retry, Worker
 
 SECRET = "hunter2"
 RANDOM = Random(7)
@@ -129,7 +129,7 @@ def attempts(exporter):
 
 
 def place(context):
-    """What of a span's context is told to another process."""
+    """The part of a span's context that another process receives."""
     return context.trace_id, context.span_id, int(context.trace_flags)
 
 
@@ -205,12 +205,13 @@ def test_a_producer_links_to_jobs_items_and_ids(producing, tracing, linked):
     assert all(context.is_remote and context.is_valid for context in contexts)
 
 
-def test_a_link_without_a_current_span_is_none(tracing, exporter):
+def test_a_link_without_a_current_span_returns_none(tracing, exporter):
     tracing.link(uuid7())
 
     assert exporter.get_finished_spans() == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ratio", "share"), [(0, 0), (0.1, 0.1), (0.5, 0.5), (1, 1)])
 def test_producers_and_attempts_agree_on_which_jobs_are_sampled(
     provider, exporter, linked, attempts, ratio, share
@@ -246,7 +247,7 @@ def test_the_last_56_bits_decide_as_opentelemetry_has_it(provider):
 
 def test_the_ids_of_real_jobs_are_sampled_evenly(owner, provider):
     rows = owner.rows(
-        "select _new_job_id(clock_timestamp()) from generate_series(1, 400)"
+        "select _enqueue_job_id(clock_timestamp()) from generate_series(1, 400)"
     )
     tracing = Tracing(provider, ratio=0.5)
 
@@ -320,7 +321,16 @@ def test_a_span_has_the_code_of_a_failure_and_nothing_of_its_text(
         assert secret not in exported
 
 
-def test_what_a_handler_raises_passes_through_the_span(tracing, attempts):
+def test_a_release_is_no_error(tracing, attempts):
+    with pytest.raises(Release), tracing.running(Lease()):
+        raise Release("not_yet", after=30)
+
+    (span,) = attempts()
+    assert span.attributes["lenso_jobs.released"] == "not_yet"
+    assert span.status.status_code is trace.StatusCode.UNSET
+
+
+def test_an_exception_of_a_handler_passes_through_the_span(tracing, attempts):
     def leave():
         with tracing.running(Lease()):
             quit_with(SECRET)
@@ -346,7 +356,7 @@ def parents(exporter):
     )
 
 
-def test_what_a_handler_on_a_thread_traces_is_in_its_attempt(
+def test_the_spans_of_a_handler_on_a_thread_are_in_its_attempt(
     run, enqueue, tracing, tracer, exporter
 ):
     for _ in range(4):
@@ -367,7 +377,7 @@ def test_what_a_handler_on_a_thread_traces_is_in_its_attempt(
     assert len(attempts) == 4
 
 
-def test_what_a_handler_in_a_task_traces_is_in_its_attempt(
+def test_the_spans_of_a_handler_in_a_task_are_in_its_attempt(
     run, enqueue, tracing, tracer, exporter
 ):
     for _ in range(4):
@@ -452,7 +462,7 @@ def test_an_attempt_that_was_cancelled_says_so(run, enqueue, lose, tracing, atte
     assert span.attributes["error.type"] == "asyncio.exceptions.CancelledError"
 
 
-def test_a_lease_that_is_lost_afterwards_is_no_event(tracing, attempts):
+def test_a_lease_that_is_lost_afterwards_is_not_an_event(tracing, attempts):
     lease = Lease()
     with tracing.running(lease):
         pass
@@ -484,7 +494,13 @@ def test_without_an_sdk_nothing_is_traced(exporter):
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
-def test_a_ratio_is_a_share(ratio):
-    with pytest.raises(InvalidArgument, match="ratio must be 0 to 1"):
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_a_ratio_that_is_not_a_share_is_refused(ratio):
+    with pytest.raises(InvalidArgument, match="ratio must be a number from 0 to 1"):
         Tracing(ratio=ratio)
+
+
+@pytest.mark.parametrize("provider", ["otel", object(), trace.get_tracer_provider])
+def test_an_object_that_is_not_a_tracer_provider_is_refused(provider):
+    with pytest.raises(InvalidArgument, match="tracer_provider must be"):
+        Tracing(provider)

@@ -14,7 +14,14 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from lenso_jobs import InvalidArgument, InvalidQueue, Jobs, Unauthorized, _waiting
+from lenso_jobs import (
+    InvalidArgument,
+    InvalidQueue,
+    Jobs,
+    Unauthorized,
+    _client,
+    _waiting,
+)
 
 FOR_EVER = 60.0
 LOOKS = {
@@ -33,7 +40,7 @@ def look(request):
 def naps(monkeypatch, acts):
     """The lengths of all sleeps that waits meant to take."""
     naps = []
-    sleep = _waiting.Waiter.sleep
+    sleep = _client.Waiter.sleep
 
     def noted(waiter, seconds):
         naps.append(seconds)
@@ -41,7 +48,7 @@ def naps(monkeypatch, acts):
             acts.popleft()()
         sleep(waiter, seconds)
 
-    monkeypatch.setattr(_waiting.Waiter, "sleep", noted)
+    monkeypatch.setattr(_client.Waiter, "sleep", noted)
     return naps
 
 
@@ -104,7 +111,7 @@ def untouched(locks):
 # Woken.
 
 
-def test_an_enqueue_ends_the_sleep_of_whoever_holds_the_key_of_the_queue(
+def test_an_enqueue_ends_the_sleep_of_the_session_that_holds_the_queue_s_key(
     listener, naps, acts, pausing, enqueue, locks
 ):
     before = []
@@ -122,7 +129,7 @@ def test_an_enqueue_ends_the_sleep_of_whoever_holds_the_key_of_the_queue(
     assert locks() == []
 
 
-def test_claim_answers_up_to_the_limit_once_there_is_something(
+def test_claim_returns_up_to_the_limit_once_there_is_something(
     working, naps, acts, pausing, producing
 ):
     def enqueue():
@@ -145,7 +152,7 @@ def test_claim_answers_up_to_the_limit_once_there_is_something(
     assert len(naps) == 1
 
 
-def test_what_is_due_already_is_answered_at_once(look, working, naps, enqueue):
+def test_a_job_that_is_due_already_is_returned_at_once(look, working, naps, enqueue):
     enqueue()
 
     assert look(working, math.inf)
@@ -188,6 +195,7 @@ def test_a_redriven_job_ends_the_sleep(
     assert len(naps) == 1
 
 
+@pytest.mark.slow
 def test_notifications_for_others_do_not_end_the_sleep(
     look, working, naps, acts, pausing, enqueue, owner
 ):
@@ -209,7 +217,7 @@ def test_notifications_for_others_do_not_end_the_sleep(
     assert len(naps) == 1
 
 
-def test_a_stranger_with_the_key_hangs_nobody_and_keeps_nobody_from_waking(
+def test_a_stranger_with_the_key_blocks_no_call_and_no_wake_up(
     look, working, naps, acts, pausing, enqueue, stranger, worker, locks
 ):
     stranger.execute(
@@ -357,7 +365,9 @@ def test_a_wait_for_nothing_ends_with_the_time_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0, 20])
-def test_nobody_listens_who_need_not_wait(seconds, look, working, owner, enqueue):
+def test_a_call_that_need_not_wait_does_not_listen(
+    seconds, look, working, owner, enqueue
+):
     if seconds:
         enqueue()
 
@@ -375,10 +385,10 @@ def test_a_claim_without_a_wait_does_not_sleep(working, naps):
     assert naps == []
 
 
-def test_what_is_no_time_is_refused_before_any_sql(client, pool):
+def test_a_value_that_is_not_a_time_is_refused_before_any_sql(client, pool):
     bad = (-1, -0.001, -math.inf, math.nan, True, False, "1", "", None, [1], 1j)
     for jobs in (client("email-worker"), Jobs(pool("email-worker"), "jobs_email")):
-        jobs.close()
+        jobs._source.close()
         for seconds in bad:
             with pytest.raises(InvalidArgument, match=r"^wait must be"):
                 jobs.claim("email", wait=seconds)
@@ -387,8 +397,8 @@ def test_what_is_no_time_is_refused_before_any_sql(client, pool):
 
 
 @pytest.mark.parametrize("queue", [1, b"email", "a\0b", "\ud800"], ids=ascii)
-def test_what_is_no_queue_is_refused_before_any_sql(queue, working):
-    working.close()
+def test_a_value_that_is_not_a_queue_is_refused_before_any_sql(queue, working):
+    working._source.close()
 
     for look in LOOKS.values():
         with pytest.raises(InvalidQueue, match="queue must"):
@@ -410,7 +420,7 @@ def test_only_workers_wait(look, producing, untouched):
     untouched(producing, autocommit=True)
 
 
-# Whatever ends it, the session is as it was.
+# After each kind of end the session is as it was.
 
 
 class Interrupted(KeyboardInterrupt):
@@ -548,7 +558,7 @@ def test_a_pool_replaces_the_connection_that_a_wait_has_lost(
 def test_a_connection_that_is_lost_beneath_a_wait_s_own_words_is_so(
     words, working, naps, monkeypatch
 ):
-    ask, asked = _waiting.Waiter._ask, []
+    ask, asked = _client.Waiter._ask, []
 
     def cut_off(waiter, statements):
         asked.append(statements)
@@ -557,7 +567,7 @@ def test_a_connection_that_is_lost_beneath_a_wait_s_own_words_is_so(
                 line.shutdown(socket.SHUT_RDWR)
         return ask(waiter, statements)
 
-    monkeypatch.setattr(_waiting.Waiter, "_ask", cut_off)
+    monkeypatch.setattr(_client.Waiter, "_ask", cut_off)
 
     with pytest.raises(psycopg.OperationalError):
         working.wait("email", 0.01)
@@ -606,7 +616,7 @@ def test_a_wait_in_a_pipeline_looks(look, working, naps, acts, enqueue, untouche
 def test_an_interruption_while_it_begins_to_listen_leaves_nothing_behind(
     look, working, monkeypatch, untouched
 ):
-    ask, asked = _waiting.Waiter._ask, []
+    ask, asked = _client.Waiter._ask, []
 
     def interrupted(waiter, statements):
         answer = ask(waiter, statements)
@@ -615,7 +625,7 @@ def test_an_interruption_while_it_begins_to_listen_leaves_nothing_behind(
             raise Interrupted
         return answer
 
-    monkeypatch.setattr(_waiting.Waiter, "_ask", interrupted)
+    monkeypatch.setattr(_client.Waiter, "_ask", interrupted)
 
     with pytest.raises(Interrupted):
         look(working, 20)
@@ -654,7 +664,7 @@ def test_a_wait_looks_where_nothing_is_sent(
 
 
 def test_one_job_goes_to_one_of_the_workers_that_wait(
-    client, naps, pausing, background, until, enqueue, owner
+    client, naps, pausing, background, until, enqueue, owner, other_producer
 ):
     pausing(FOR_EVER)
     workers = [client("email-worker") for _ in range(3)]
@@ -675,7 +685,9 @@ def test_one_job_goes_to_one_of_the_workers_that_wait(
     until(lambda: len(naps) == 5)
     until(lambda: any(call.done() for call in calls))
     done = [call for call in calls if call.done()]
-    others = [enqueue(), enqueue()]
+    # One notification, by a session that is not silent for 20 ms after another.
+    with other_producer.transaction():
+        others = [enqueue(session=other_producer) for _ in range(2)]
     leases = [call.result(timeout=20) for call in calls]
 
     assert [lease.job_id for lease in done[0].result()] == [first]
@@ -684,7 +696,7 @@ def test_one_job_goes_to_one_of_the_workers_that_wait(
 
 
 def test_workers_of_one_pool_wait_side_by_side(
-    pool, naps, pausing, background, until, enqueue
+    pool, naps, pausing, background, until, enqueue, producer
 ):
     connections = pool("email-worker")
     connections.resize(1, 2)
@@ -693,13 +705,14 @@ def test_workers_of_one_pool_wait_side_by_side(
     calls = [background(jobs.claim, "email", wait=20) for _ in range(2)]
     until(lambda: len(naps) == 2)
 
-    made = [enqueue(), enqueue()]
+    with producer.transaction():
+        made = [enqueue(), enqueue()]
     leases = [call.result(timeout=20) for call in calls]
 
     assert sorted(lease.job_id for (lease,) in leases) == sorted(made)
 
 
-# Whatever the application made of its connection.
+# Connections with settings of the application.
 
 
 HABITS = {
@@ -759,7 +772,7 @@ def test_the_encoding_may_change_between_two_calls(working, producing, owner, ke
 
 
 @pytest.mark.parametrize("caller", ["accounts", None])
-def test_threads_on_one_connection_get_their_own_answers(
+def test_threads_on_one_connection_get_their_own_results(
     caller, client, replica, background, owner
 ):
     jobs = client(replica if caller else "accounts", caller=caller)
@@ -778,7 +791,7 @@ def test_threads_on_one_connection_get_their_own_answers(
     assert answered == dict(owner.rows("select idempotency_key, job_id from job"))
 
 
-def test_an_answer_is_left_alone_by_the_next_call(working, enqueue):
+def test_a_result_does_not_change_with_the_next_call(working, enqueue):
     enqueue(payload={"n": 1})
     enqueue(payload={"n": 2})
 
@@ -805,7 +818,7 @@ def test_a_connection_closed_in_between_is_psycopg_s_own_error(
     enqueue()
     assert working.claim("email")
 
-    working.close()
+    working._source.close()
 
     with pytest.raises(psycopg.OperationalError):
         working.claim("email")

@@ -22,13 +22,13 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from yoyo import get_backend, read_migrations
 
 from cutter import Cutter
+from fixtures.workers import DEADLINE, wait_until
 from lenso_jobs import AsyncJobs, Jobs, JobsError, _waiting
 from lenso_jobs.config import Configuration
-from lenso_jobs.worker import AsyncWorker, Worker, _engine
+from lenso_jobs.worker import AsyncWorker, Worker, _claims
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "jobs_email"
-DEADLINE = 20.0
 
 # One client three ways.
 
@@ -91,6 +91,14 @@ class Plain:
             list(retryable),
         )
 
+    def release(self, lease):
+        return self._row("release(%s, %s)", lease.job_id, lease.lease_token)
+
+    def release_many(self, leases):
+        return self._rows(
+            "release_many(%s, %s, %s)", *self._columns(leases), [0] * len(leases)
+        )
+
     def inspect(self, job_id):
         return self._row("inspect(%s)", job_id)
 
@@ -125,6 +133,10 @@ class Blocking:
     def __init__(self, runner, jobs):
         self._runner = runner
         self._jobs = jobs
+
+    @property
+    def _source(self):
+        return Blocking(self._runner, self._jobs._source)
 
     def __getattr__(self, name):
         method = getattr(self._jobs, name)
@@ -177,7 +189,7 @@ def opened(way, url, caller=None, **options):
             try:
                 yield Blocking(runner, jobs)
             finally:
-                runner.run(jobs.close())
+                runner.run(jobs._source.close())
 
 
 @pytest.fixture
@@ -206,7 +218,7 @@ def client(way, open_client):
 
 @pytest.fixture
 def refused():
-    """Insist that the block is refused with this SQLSTATE, by whatever way."""
+    """Insist that the block is refused with this SQLSTATE in each of the three ways."""
 
     @contextlib.contextmanager
     def refused(sqlstate):
@@ -217,31 +229,17 @@ def refused():
     return refused
 
 
-@pytest.fixture
-def until():
-    """Wait until something is so."""
-    return wait_until
-
-
 # A proxy that loses an answer.
 
 
 @pytest.fixture
 def cutter(conninfo):
-    """A way to the server that loses the answer it is told to lose."""
+    """A proxy to the server that loses a reply on request."""
     with Cutter(conninfo) as cutter:
         yield cutter
 
 
 # Workers, both ways.
-
-
-def wait_until(condition):
-    """Block until it holds."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Threads:
@@ -264,7 +262,7 @@ class Threads:
         wait_until(condition)
 
     async def complete(self, lease, conninfo):
-        """Complete a job in a transaction of its own."""
+        """Complete a job in a new transaction."""
         with psycopg.connect(conninfo) as connection:
             lease.complete(connection)
 
@@ -293,8 +291,14 @@ class Tasks:
 
 @pytest.fixture
 def crews():
-    """Both kinds of worker, each with a queue of its own."""
+    """Both kinds of worker, with one queue each."""
     return Threads(), Tasks()
+
+
+@pytest.fixture(params=[0, 1], ids=["Worker", "AsyncWorker"])
+def crew(crews, request):
+    """Each kind of worker in turn."""
+    return crews[request.param]
 
 
 @pytest.fixture
@@ -467,7 +471,7 @@ def beneath():
 
 
 class Enqueue:
-    """Enqueue a job; answers its id, and created, existing or conflict."""
+    """Enqueue a job and return its id, and created, existing or conflict."""
 
     def __init__(self, *, is_many):
         self._is_many = is_many
@@ -525,7 +529,7 @@ def databases(new_prefix, new_database):
 
 @pytest.fixture
 def instance_of(new_prefix, document):
-    """The document of an Instance with roles of its own, and with changes."""
+    """Return the document of an Instance with new roles, and with changes."""
 
     def instance_of(schema="jobs_email", **changes):
         changes.setdefault("role_prefix", new_prefix())
@@ -545,7 +549,7 @@ def only_woken(monkeypatch, connect):
     """Have idle workers wait for a notification alone; wait for so many that listen."""
     monkeypatch.setattr(_waiting, "LISTENING_SECONDS", 3600)
     monkeypatch.setattr(
-        _engine, "pauses", lambda longest: chain([0.02], repeat(longest))
+        _claims, "pauses", lambda longest: chain([0.02], repeat(longest))
     )
 
     def only_woken(count, **parameters):

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_wait_is_for_ever(no_wait_is_for_ever):
-    """A wait that nobody ends fails the test, whatever it is."""
+    """Fail a test that waits without an end."""
 
 
 @pytest.fixture

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 LONG = "repeat('x', 2000000)"
 IDS = "(select array_agg(gen_random_uuid()) from generate_series(1, 100000))"
 MANY = "array_fill('x'::text, array[200000])"
 
 
-def test_whatever_is_huge_is_refused_in_time(
-    producer, worker, operator, enqueue, claim
-):
+@pytest.mark.slow
+def test_huge_arguments_are_refused_in_time(producer, worker, operator, enqueue, claim):
     job_id = enqueue()
     calls = {
         producer: {
@@ -44,6 +45,10 @@ def test_whatever_is_huge_is_refused_in_time(
             "redrive_failed('email', now(), p_extra_attempts => 2147483647)": "LJ007",
             "enforce_retention(2147483647)": "LJ007",
             "retire_expired(2147483647)": "LJ007",
+            f"pause({LONG})": "LJ003",
+            f"inspect_key({LONG}, {LONG})": "LJ006",
+            f"inspect_jobs('email', {LONG})": "LJ007",
+            f"inspect_jobs('email', 'queued', {LONG})": "LJ007",
         },
     }
 

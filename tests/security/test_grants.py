@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-PRODUCER = {"enqueue", "enqueue_many", "inspect"}
+PRODUCER = {"enqueue", "enqueue_many", "inspect", "inspect_key"}
 WORKER = {
     "claim",
     "renew",
@@ -14,6 +14,8 @@ WORKER = {
     "complete_many",
     "fail",
     "fail_many",
+    "release",
+    "release_many",
     "inspect",
     "next_available_at",
     "wait_key",
@@ -21,6 +23,8 @@ WORKER = {
 OBSERVER = {
     "inspect",
     "inspect_attempts",
+    "inspect_key",
+    "inspect_jobs",
     "inspect_queues",
     "inspect_workers",
     "inspect_failures",
@@ -35,6 +39,9 @@ OPERATOR = {
     "purge",
     "enforce_retention",
     "retire_expired",
+    "pause",
+    "resume",
+    "erase",
 }
 MAY_CALL = {
     "producer": PRODUCER,
@@ -44,8 +51,8 @@ MAY_CALL = {
     "stranger": set(),
 }
 ASK_WHO = {"enqueue", "enqueue_many", "claim"}
-# Who may call everything meets the helper that refuses them too.
-REFUSE_THEM = {*ASK_WHO, "_require_producer"}
+# A caller that may call everything meets the helpers that refuse it too.
+REFUSE_THEM = {*ASK_WHO, "_require_producer", "_enqueue_again"}
 VIEWS = {"error_code", "explain_reason", "health_finding", "installed_version"}
 ROLES = pytest.mark.parametrize("role", MAY_CALL)
 GROUPS = ("producer", "worker", "observer", "operator")
@@ -120,6 +127,7 @@ def expected(functions, allowed, otherwise="refused", undeclared=frozenset()):
 # Functions
 
 
+@pytest.mark.sampled
 @ROLES
 def test_a_role_may_call_exactly_the_functions_of_its_kind(role, as_callers, functions):
     answered = answers(as_callers[role], functions)
@@ -127,6 +135,7 @@ def test_a_role_may_call_exactly_the_functions_of_its_kind(role, as_callers, fun
     assert answered == expected(functions, MAY_CALL[role])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", GROUPS)
 def test_a_member_of_a_group_that_is_not_declared_may_neither_enqueue_nor_claim(
     kind, prefix, new_role, connect, functions
@@ -138,6 +147,7 @@ def test_a_member_of_a_group_that_is_not_declared_may_neither_enqueue_nor_claim(
     assert answered == expected(functions, MAY_CALL[kind], undeclared=ASK_WHO)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", GROUPS)
 def test_a_login_that_becomes_the_group_itself_is_not_a_declared_caller(
     kind, prefix, new_role, connect, functions
@@ -158,6 +168,7 @@ def test_a_superuser_is_not_a_declared_caller(connect, functions):
     assert answered == expected(functions, {*functions}, undeclared=REFUSE_THEM)
 
 
+@pytest.mark.slow
 def test_the_owner_is_not_a_declared_caller(connect, prefix, functions):
     session = connect()
     session.execute(f'set role "{prefix}_owner"')
@@ -208,7 +219,7 @@ def test_a_caller_declared_for_one_thing_may_not_do_another_it_was_granted(
     ],
 )
 @pytest.mark.parametrize("who", ["superuser", "member"])
-def test_whoever_is_not_declared_is_refused_before_any_argument_is_judged(
+def test_an_undeclared_caller_is_refused_before_any_argument_is_judged(
     who, call, new_role, connect, prefix, enqueue, state
 ):
     enqueue()
@@ -252,6 +263,7 @@ def test_a_role_becomes_a_caller_by_set_role_and_only_then(
 # Tables, views, sequences
 
 
+@pytest.mark.sampled
 @ROLES
 def test_a_role_may_do_to_tables_views_and_sequences_nothing_but_read_two_views(
     role, as_callers, relations
@@ -403,9 +415,7 @@ def test_no_role_can_give_away_what_it_was_given(role, as_callers, prefix, funct
 
 
 @pytest.mark.parametrize("name", ["job", "error_code", "nothing_of_that_name"])
-def test_all_that_a_stranger_is_told_of_a_name_is_that_the_schema_is_closed(
-    name, stranger
-):
+def test_a_stranger_learns_of_a_name_only_that_the_schema_is_closed(name, stranger):
     with stranger.refusing("42501") as refusal:
         stranger.execute(f"select from jobs_email.{name}")
 

@@ -13,7 +13,7 @@ ENQUEUE = "select job_id from jobs_email.enqueue('email', 'send', %s, %s)"
 
 @pytest.fixture
 def whose(owner):
-    """Answer which producer a key was enqueued by."""
+    """Return which producer a key was enqueued by."""
 
     def whose(key):
         return [
@@ -146,7 +146,7 @@ def test_logins_that_share_a_role_share_its_leases(
         "alter role accounts set role = 'organization'; set role organization",
     ],
 )
-def test_a_role_that_one_is_no_member_of_cannot_be_set(statement, producer, whose):
+def test_a_role_without_membership_cannot_be_set(statement, producer, whose):
     with producer.refusing("42501"):
         producer.execute(statement)
 
@@ -166,7 +166,7 @@ def test_a_role_that_one_is_no_member_of_cannot_be_set(statement, producer, whos
         ("search_path", "organization, pg_temp"),
     ],
 )
-def test_no_other_setting_changes_who_one_is(setting, value, producer, whose):
+def test_no_other_setting_changes_the_caller(setting, value, producer, whose):
     producer.execute("select set_config(%s, %s, false)", (setting, value))
 
     enqueue_as(producer)
@@ -427,7 +427,7 @@ def test_a_lease_is_not_ones_own_after_becoming_another_worker(
 
 
 @pytest.mark.parametrize("token", ["", "job_lease_", "{}", "{} ", "\\x{}"])
-def test_the_hash_or_a_part_of_a_token_is_no_token(
+def test_the_hash_or_a_part_of_a_token_is_not_a_token(
     token, enqueue, claim, worker, owner
 ):
     enqueue()

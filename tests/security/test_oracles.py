@@ -1,9 +1,8 @@
-"""What one caller may find out of another's jobs: nothing that it was not told.
+"""What one caller can find out about another caller's jobs.
 
-Whoever may connect can see that there is an Instance, its functions' text, how many rows
-its tables have and how large they are, who is connected, and, by listening, in which
-queue a job fell due while a worker waited for it. Whoever knows a job's id may inspect
-it. The rest is tried here.
+Every role that can connect sees that there is an Instance, the text of its functions,
+the sizes of its tables, and the sessions. By listening it sees in which queue a job fell
+due while a worker waited. Everything else is tried here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FIELDS = ("message_primary", "message_detail", "message_hint", "context")
 
 
 def told(session, statement, *parameters):
-    """Everything that an answer or a refusal tells, but for the caller's own ids."""
+    """Everything that a result or a refusal shows, but for the caller's own ids."""
     try:
         return session.rows(statement, *parameters)
     except psycopg.Error as error:
@@ -31,7 +30,7 @@ def told(session, statement, *parameters):
 @pytest.mark.parametrize(
     "theirs", ["nothing", "uncommitted", "queued", "running", "ended", "another intent"]
 )
-def test_a_key_that_another_producer_uses_is_answered_like_a_fresh_one(
+def test_a_key_of_another_producer_is_treated_as_a_new_key(
     theirs, producer, other_producer, worker, claim
 ):
     other_producer.execute("begin")
@@ -66,7 +65,7 @@ def test_a_key_that_another_producer_uses_is_answered_like_a_fresh_one(
         ),
     ],
 )
-def test_no_verb_tells_a_worker_whether_there_is_such_a_job(
+def test_no_verb_shows_a_worker_whether_a_job_exists(
     call, enqueue, claim, worker, rival
 ):
     queued, ended, locked = (enqueue() for _ in range(3))
@@ -84,7 +83,7 @@ def test_no_verb_tells_a_worker_whether_there_is_such_a_job(
     assert answers == [answers[0]] * 4
 
 
-def test_a_job_that_is_not_committed_or_was_purged_is_told_from_none_by_nobody(
+def test_an_uncommitted_or_purged_job_reads_as_no_job_for_every_role(
     as_callers, other_producer, operator, enqueue, claim, worker
 ):
     purged = enqueue()
@@ -103,7 +102,7 @@ def test_a_job_that_is_not_committed_or_was_purged_is_told_from_none_by_nobody(
         assert answers == [answers[0]] * 3
 
 
-def test_statistics_and_sequences_tell_nobody_what_the_tables_hold(
+def test_statistics_and_sequences_show_no_row_of_the_tables(
     as_callers, enqueue, owner, operator
 ):
     for _ in range(3):
@@ -127,7 +126,7 @@ def test_statistics_and_sequences_tell_nobody_what_the_tables_hold(
 
 @pytest.fixture
 def logged(owner):
-    """Answer what the server has logged since."""
+    """Return what the server has logged since."""
     process = Path(f"/proc/{owner.pid}")
     log = process / "fd" / "2"
     is_ours = process.exists() and b"postgres" in (process / "cmdline").read_bytes()

@@ -6,6 +6,7 @@ READS = (
     "select count(*) from inspect_queues()",
     "select count(*) from inspect_workers()",
     "select count(*) from inspect_failures()",
+    "select count(*) from inspect_jobs('email', 'failed')",
     "select count(*) from inspect_acts()",
     "select count(*) from inspect_health()",
     "select reason from explain_job(%s)",
@@ -62,7 +63,7 @@ def test_reads_change_nothing_and_may_be_asked_on_a_read_only_session(
     assert state() == before
 
 
-def test_why_a_job_waits_and_what_is_wrong_is_told_behind_any_lock_on_the_instance(
+def test_explain_and_health_return_behind_any_lock_on_the_instance(
     enqueue, owner, observer, impatient
 ):
     job_id = enqueue()
@@ -73,7 +74,7 @@ def test_why_a_job_waits_and_what_is_wrong_is_told_behind_any_lock_on_the_instan
         "lock table queue",
         "lock table caller",
         "lock table operator_act",
-        "lock table installed_object",
+        "lock table installed_digest",
         "reindex index live_job_claimable_idx",
         "reindex index attempt_ended_at_idx",
     ):
@@ -86,7 +87,7 @@ def test_why_a_job_waits_and_what_is_wrong_is_told_behind_any_lock_on_the_instan
         assert ("table_locked", f"session {owner.pid}") in found, statement
 
 
-def test_they_are_told_behind_whoever_only_waits_for_such_a_lock(
+def test_findings_are_returned_behind_a_session_that_waits_for_such_a_lock(
     enqueue, connect, observer, impatient, background, blocked, seeing
 ):
     job_id = enqueue()
@@ -104,7 +105,7 @@ def test_they_are_told_behind_whoever_only_waits_for_such_a_lock(
 
     assert explained == {"reason": "table_locked", "pid": waiter.pid}
     assert found[0] == f"session {waiter.pid}"
-    assert found[1].startswith("live_job is about to be locked by postgres")
+    assert found[1].startswith("waits to lock live_job (role postgres")
 
 
 def test_a_lock_in_another_instance_or_another_database_shuts_nothing(
@@ -124,7 +125,7 @@ def test_a_lock_in_another_instance_or_another_database_shuts_nothing(
     assert observer.rows("select finding from inspect_health()") == []
 
 
-def test_listeners_and_advisory_locks_by_the_thousand_change_no_answer(
+def test_listeners_and_advisory_locks_by_the_thousand_change_no_result(
     stranger, observer, enqueue, claim, waiting, heard
 ):
     listener = waiting("email")
@@ -145,7 +146,7 @@ def test_listeners_and_advisory_locks_by_the_thousand_change_no_answer(
     assert claimed == job_id
 
 
-def test_what_cannot_be_read_is_refused(observer):
+def test_an_unreadable_document_is_refused(observer):
     for call, sqlstate in {
         "select inspect_failures(p_limit => 2147483647)": "LJ007",
         "select inspect_failures(p_limit => null)": "LJ007",

@@ -1,4 +1,4 @@
-"""What set-up refuses: callers that are no callers, and roles that are somebody's."""
+"""Set-up refuses names that cannot be callers, and roles that another Instance has."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def made(owner, fresh):
         "é" * 32,
     ],
 )
-def test_bootstrap_refuses_a_caller_whose_name_is_no_role_name(
+def test_bootstrap_refuses_a_caller_whose_name_is_not_a_role_name(
     field, name, fresh, connect, made
 ):
     admin = connect()
@@ -171,7 +171,7 @@ def test_set_up_refuses_callers_that_only_the_server_can_know(
     assert made() == []
 
 
-def test_bootstrap_refuses_a_schema_that_is_somebody_elses(fresh, connect, owner):
+def test_bootstrap_refuses_a_schema_of_another_owner(fresh, connect, owner):
     owner.execute("create schema jobs_other")
     admin = connect()
 
@@ -315,7 +315,7 @@ def test_set_up_refuses_a_group_role_that_is_a_member_of_any_role(
     assert owner.value("select to_regnamespace('jobs_other')") is None
 
 
-def test_set_up_refuses_an_owner_that_somebody_can_log_in_as(fresh, connect, owner):
+def test_set_up_refuses_an_owner_that_can_log_in(fresh, connect, owner):
     owner.execute(f"create role {fresh}_owner login")
     admin = connect()
 
@@ -346,9 +346,8 @@ def test_bootstrap_refuses_a_caller_that_would_not_inherit_its_rights(
         assert "inherit" in refusal.value.diag.message_hint
 
 
-def test_an_operator_calls_nothing_that_somebody_put_into_the_search_path(
-    fresh, elsewhere
-):
+@pytest.mark.slow
+def test_an_operator_calls_no_foreign_object_in_the_search_path(fresh, elsewhere):
     conninfo = elsewhere()
     traps = {
         "hashtextextended(text, integer)": "bigint",
@@ -383,7 +382,7 @@ def test_an_operator_calls_nothing_that_somebody_put_into_the_search_path(
 # Roles that exist are used as they are
 
 
-def test_t35_a_caller_that_exists_keeps_its_password_attributes_and_memberships(
+def test_a_caller_that_exists_keeps_its_password_attributes_and_memberships(
     fresh, new_role, connect, conninfo, owner
 ):
     club = new_role(attributes="nologin")
@@ -430,7 +429,7 @@ def test_a_caller_that_does_not_exist_is_made_without_a_login(
     owner.execute("drop schema jobs_other cascade")
 
 
-def test_a_client_runs_nothing_of_a_schema_that_somebody_else_made(
+def test_a_client_runs_nothing_of_a_schema_of_another_owner(
     new_role, connect, owner, conninfo, fresh
 ):
     name = new_role()

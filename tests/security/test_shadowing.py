@@ -23,7 +23,12 @@ EXPECTED = [
     ("inspect the other", ("queued", 1, "accounts", "email-worker")),
     ("next", True),
     ("redrive", "LJ007"),
+    ("erase", "LJ007"),
     ("retire_expired", 0),
+    ("pause", True),
+    ("resume", True),
+    ("inspect_key", [("succeeded",)]),
+    ("inspect_jobs", [(1,)]),
     ("attempts", [(1, "retried")]),
     ("failures", []),
     ("queues", [("email", 0, 1, 0), ("slow", 0, 0, 0)]),
@@ -35,7 +40,8 @@ EXPECTED = [
     ("redrive_failed", 0),
     ("inspect the purged", "LJ006"),
     ("explain the purged", ("purged_or_unknown", "OPERATOR")),
-    ("acts", ["redrive_failed", "purge", "retire_expired", "configure"]),
+    # An act that changed nothing leaves no row.
+    ("acts", ["purge", "resume", "pause", "configure"]),
 ]
 
 
@@ -107,9 +113,17 @@ def life(producer, worker, observer, operator):
     told.append(("inspect", observer.rows(inspect, done[0])[0]))
     told.append(("inspect the other", observer.rows(inspect, retried[0])[0]))
     one("next", worker, f"select {SCHEMA}.next_available_at('email') is not null")
-    one("redrive", operator, f"select {SCHEMA}.redrive(%s)", done[0])
-    one("retire_expired", operator, f"select {SCHEMA}.retire_expired()")
+    for act, argument in {
+        "redrive": f"'{retried[0]}'",
+        "erase": f"'{retried[0]}'",
+        "retire_expired": "",
+        "pause": "'email'",
+        "resume": "'email'",
+    }.items():
+        one(act, operator, f"select {SCHEMA}.{act}({argument})")
     for step, statement in {
+        "inspect_key": "status from {}.inspect_key('k', 'accounts')",
+        "inspect_jobs": "attempts from {}.inspect_jobs('email', 'queued', 'send')",
         "attempts": "attempt, outcome from {}.inspect_attempts(%s)",
         "failures": "job_id from {}.inspect_failures('email')",
         "queues": "queue, ready, retry_waiting, running from {}.inspect_queues()",
@@ -171,14 +185,13 @@ def names(owner):
     }
 
 
-def test_the_walk_answers_as_expected_where_nothing_is_shadowed(sessions):
+def test_every_call_returns_as_expected_without_shadowing_names(sessions):
     assert life(*sessions) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["jobs_email", "pg_temp, jobs_email", "pg_temp"])
-def test_t38_temporary_tables_named_like_the_instances_are_not_read(
-    path, sessions, names
-):
+def test_temporary_tables_named_like_the_instances_are_not_read(path, sessions, names):
     for session in sessions:
         for name in names["relations"]:
             session.execute(f"create temp table {name} (caller text, queue text)")
@@ -188,9 +201,7 @@ def test_t38_temporary_tables_named_like_the_instances_are_not_read(
     assert life(*sessions) == EXPECTED
 
 
-def test_t38_a_temporary_table_declares_no_caller_and_no_queue(
-    prefix, new_role, connect
-):
+def test_a_temporary_table_declares_no_caller_and_no_queue(prefix, new_role, connect):
     member = connect(new_role(members_of=[f"{prefix}_producer"]))
     member.execute(
         "create temp table caller as select current_user::text as caller,"
@@ -203,7 +214,8 @@ def test_t38_a_temporary_table_declares_no_caller_and_no_queue(
         member.execute("select jobs_email.enqueue('mine', 'send', '{}', 'k')")
 
 
-def test_t38_temporary_types_and_functions_named_like_the_instances_are_not_used(
+@pytest.mark.slow
+def test_temporary_types_and_functions_named_like_the_instances_are_not_used(
     sessions, names
 ):
     for session in sessions:
@@ -224,8 +236,9 @@ def test_t38_temporary_types_and_functions_named_like_the_instances_are_not_used
     assert life(*sessions) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["evil, jobs_email", "evil, pg_catalog, jobs_email"])
-def test_t38_a_schema_with_functions_operators_and_casts_of_ones_own_is_not_used(
+def test_a_schema_with_foreign_functions_operators_and_casts_is_not_used(
     path, sessions, owner
 ):
     owner.execute("create schema evil")
@@ -293,8 +306,9 @@ def test_t38_a_schema_with_functions_operators_and_casts_of_ones_own_is_not_used
     assert life(*sessions) == EXPECTED
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["view", "table"])
-def test_t38_what_the_instance_may_lack_is_not_looked_for_among_temporary_relations(
+def test_an_optional_object_is_not_looked_for_among_temporary_relations(
     kind, owner, observer
 ):
     owner.execute("drop table yoyo_lock, _yoyo_migration")
@@ -316,7 +330,7 @@ def test_t38_what_the_instance_may_lack_is_not_looked_for_among_temporary_relati
     assert found == before == []
 
 
-def test_t38_a_schema_named_like_the_caller_is_not_used(sessions, owner):
+def test_a_schema_named_like_the_caller_is_not_used(sessions, owner):
     for caller in CALLERS:
         owner.execute(f'create schema "{caller}" authorization "{caller}"')
         owner.execute(f'create table "{caller}".caller (caller text)')
@@ -362,7 +376,7 @@ def test_t38_a_schema_named_like_the_caller_is_not_used(sessions, owner):
         ("check_function_bodies", "off"),
     ],
 )
-def test_settings_of_a_caller_change_no_answer(setting, value, sessions):
+def test_settings_of_a_caller_change_no_result(setting, value, sessions):
     for session in sessions:
         session.execute("select set_config(%s, %s, false)", (setting, value))
 

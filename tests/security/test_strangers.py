@@ -1,4 +1,4 @@
-"""Locks that anybody may take hold up nobody's work."""
+"""Locks that any role may take do not delay the verbs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_verb_keeps_an_advisory_lock(
     assert held == []
 
 
-def test_a_transaction_a_stranger_leaves_open_changes_no_answer(
+def test_an_open_transaction_of_a_stranger_changes_no_result(
     stranger, enqueue, claim, worker, operator, owner
 ):
     stranger.execute("begin isolation level repeatable read")
@@ -100,7 +100,7 @@ def test_a_transaction_a_stranger_leaves_open_changes_no_answer(
     assert owner.value("select count(*) from job") == 0
 
 
-def test_whoever_reads_the_open_views_locks_no_table(producer, worker, claim, enqueue):
+def test_a_reader_of_the_open_views_locks_no_table(producer, worker, claim, enqueue):
     enqueue()
     producer.execute("begin")
     producer.execute("select from error_code")

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.text import Text
 
 from lenso_jobs import InspectedFinding
-from lenso_jobs.cli import _render
-from lenso_jobs.cli._screen import Column, Grid, finding_lines
+from lenso_jobs.cli import _screen
+from lenso_jobs.cli._screen import finding_lines
 from lenso_jobs.config import Configuration
 from lenso_jobs.exposition import InstanceCollector
 from lenso_jobs.operator import check, configure, plan, setup
@@ -36,14 +36,14 @@ HOSTILE = f"x[red]%s{{0}}{''.join(COMMANDS)}é"
 def terminal(request, monkeypatch):
     """What the command has printed, to a terminal or elsewhere."""
     file = io.StringIO()
-    for console in (_render.out, _render.err):
+    for console in (_screen.out, _screen.err):
         monkeypatch.setattr(console, "_file", file)
         monkeypatch.setattr(console, "_force_terminal", request.param)
     return file
 
 
 def grid():
-    _render.wide().print(Grid([Column("worker", [Text(HOSTILE)], is_number=False)]))
+    _screen.print_grid([HOSTILE], _screen.name("worker", Text))
 
 
 def finding():
@@ -52,14 +52,14 @@ def finding():
         "warning", "membership_stray", HOSTILE, now, HOSTILE, HOSTILE
     )
     for line in finding_lines(found, now):
-        _render.out.print(line, soft_wrap=True)
+        _screen.out.print(line, soft_wrap=True)
 
 
 def test_a_name_is_shown_and_commands_no_terminal(terminal):
     for show in (
-        lambda: _render.say(HOSTILE, "bold"),
-        lambda: _render.say_aside(HOSTILE),
-        lambda: _render.refuse(HOSTILE, HOSTILE),
+        lambda: _screen.say(HOSTILE, "bold"),
+        lambda: _screen.say_aside(HOSTILE),
+        lambda: _screen.refuse(HOSTILE, HOSTILE),
         grid,
         finding,
     ):
@@ -72,12 +72,12 @@ def test_a_name_is_shown_and_commands_no_terminal(terminal):
         assert "\ufffd" in shown
 
 
-def test_what_machines_read_keeps_every_character(monkeypatch):
+def test_output_for_machines_keeps_every_character(monkeypatch):
     file = io.StringIO()
-    monkeypatch.setattr(_render.out, "_file", file)
+    monkeypatch.setattr(_screen.out, "_file", file)
 
-    _render.as_is(HOSTILE)
-    _render.as_json({"name": HOSTILE})
+    _screen.as_is(HOSTILE)
+    _screen.as_json({"name": HOSTILE})
 
     text, value = file.getvalue().split("é{")[0] + "é", file.getvalue().split("é{")[1]
     assert text == HOSTILE
@@ -102,6 +102,7 @@ def names(new_role):
     ]
 
 
+@pytest.mark.slow
 def test_a_document_with_hostile_names_is_declared_and_nothing_else_is_done(
     names, document, new_database
 ):

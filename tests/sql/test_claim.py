@@ -11,7 +11,7 @@ LEASE = timedelta(seconds=30)
 
 @pytest.fixture
 def fill(owner):
-    """Insert due jobs with a lapsed lease by the dozen; answers their ids."""
+    """Insert due jobs with a lapsed lease by the dozen and return their ids."""
 
     def fill(count, attempt=3, max_attempts=3, seconds_ago=100, queue="email"):
         return [
@@ -24,7 +24,7 @@ def fill(owner):
                         idempotency_key, payload
                     )
                     select
-                        _new_job_id(clock_timestamp()), clock_timestamp(), 3,
+                        _enqueue_job_id(clock_timestamp()), clock_timestamp(), 3,
                         'accounts', %(queue)s, 'send', gen_random_uuid()::text, '{}'
                     from generate_series(1, %(count)s::integer)
                     returning job_id
@@ -55,7 +55,7 @@ def fill(owner):
     return fill
 
 
-def test_claim_answers_no_row_where_nothing_is_due(worker, enqueue, state):
+def test_claim_returns_no_row_where_nothing_is_due(worker, enqueue, state):
     enqueue(queue="slow")
     enqueue(available_at="2040-01-01T00:00:00Z")
     before = state()
@@ -74,7 +74,7 @@ def test_claim_leases_one_job_by_default(worker, enqueue):
     )
 
 
-def test_claim_answers_with_the_job_and_its_lease(worker, owner, enqueue):
+def test_claim_returns_the_job_and_its_lease(worker, owner, enqueue):
     job_id = enqueue(kind="send/mail", payload={"to": "ann"}, max_attempts=7)
     created_at = owner.value("select created_at from job")
     before = owner.value("select clock_timestamp()")
@@ -131,7 +131,7 @@ def test_claim_stores_the_sha_256_of_the_token_and_nowhere_the_token(
     assert token.removeprefix("job_lease_") not in str(state())
 
 
-def test_claim_gives_every_lease_a_token_of_its_own(worker, enqueue):
+def test_claim_gives_every_lease_a_unique_token(worker, enqueue):
     for _ in range(50):
         enqueue()
 
@@ -142,6 +142,7 @@ def test_claim_gives_every_lease_a_token_of_its_own(worker, enqueue):
     assert len({token[42:] for token in tokens}) == 50
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("limit", [1, 2, 7, 1000])
 def test_claim_leases_never_more_than_the_limit(worker, owner, producer, limit):
     producer.execute(
@@ -155,7 +156,7 @@ def test_claim_leases_never_more_than_the_limit(worker, owner, producer, limit):
     assert leased == limit
 
 
-def test_claim_leases_what_there_is_where_that_is_less(worker, enqueue):
+def test_claim_leases_fewer_jobs_if_fewer_are_due(worker, enqueue):
     job_ids = [enqueue() for _ in range(3)]
 
     assert [row[0] for row in worker.rows(CLAIM, "email", 1000)] == job_ids
@@ -197,7 +198,7 @@ def test_claim_refuses_the_caller_before_it_looks_at_an_argument(owner, enqueue,
     assert state() == before
 
 
-def test_claim_refuses_a_declared_producer_that_is_no_worker(owner, prefix, enqueue):
+def test_claim_refuses_a_declared_producer_that_is_not_a_worker(owner, prefix, enqueue):
     enqueue()
 
     with owner.refusing("42501"), owner.transaction():
@@ -455,6 +456,7 @@ def test_claim_ends_those_first_that_fell_due_first(connect, owner, fill):
     assert [job_id for (job_id,) in left] == job_ids[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 3, 1000])
 def test_claim_fills_its_limit_through_jobs_that_have_run_out(
     connect, owner, enqueue, fill, limit
@@ -495,9 +497,9 @@ def test_claim_is_not_stopped_by_evidence_that_exists_already(
     fresh = enqueue()
     owner.execute(
         "insert into attempt (job_id, leased_at, ended_at, attempt,"
-        " max_attempts, worker,"
+        " max_attempts, queue, worker,"
         " outcome, lease_token_hash) select job_id, leased_at, leased_at, attempt, 3,"
-        " 'email-worker', 'lease_expired', lease_token_hash from live_job"
+        " 'email', 'email-worker', 'lease_expired', lease_token_hash from live_job"
         " where lease_owner is not null"
     )
 
@@ -551,6 +553,7 @@ def test_claim_is_not_stopped_by_unleased_rows_without_an_attempt_left(
     assert [row[0] for row in claimed] == [job_id]
 
 
+@pytest.mark.slow
 def test_claim_updates_most_rows_in_their_page_and_writes_no_index(worker, producer):
     producer.execute(
         "select count(*) from generate_series(1, 400) as n,"
@@ -758,3 +761,14 @@ def test_claim_is_not_stopped_by_a_lease_that_is_broken(
 
     assert sound in claimed
     assert claimed - {sound} == (set() if attempt == 3 else set(broken))
+
+
+def test_a_queue_gives_no_job_of_a_queue_with_a_similar_name(
+    configure, enqueue, worker, claim
+):
+    configure(queues=["email", "slow", "a_b", "axb", "A_b", "a_b."])
+    for queue in ("axb", "A_b", "a_b."):
+        enqueue(queue)
+
+    assert worker.rows("select * from claim('a_b')") == []
+    assert claim("A_b")

@@ -84,7 +84,9 @@ def test_batches_mean_the_same_in_any_collation(collation, enqueue, worker):
     assert failed == [("queued",), ("failed",), ("invalid_lease",)]
 
 
-def test_columns_of_two_collations_in_one_call_are_none(collation, producer, worker):
+def test_columns_of_two_collations_in_one_call_are_not_compared(
+    collation, producer, worker
+):
     created = producer.value(
         "select e.created from (select 'email'::text collate ucs_basic as queue,"
         f" 'send'::text collate {collation} as kind, 'k'::text as key offset 0) as o"

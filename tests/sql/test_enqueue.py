@@ -26,7 +26,7 @@ HUGE = "1e131071"
 
 @pytest.fixture
 def ask():
-    """Enqueue INTENT with changes through a session; answers the row."""
+    """Enqueue INTENT with changes through a session and return the row."""
 
     def ask(session, **changes):
         return session.row(
@@ -259,7 +259,9 @@ def test_enqueue_accepts_a_declared_queue_of_128_characters(producer, owner, ask
     assert ask(producer, queue=name)["created"]
 
 
-def test_enqueue_blames_what_is_wrong_and_no_name_at_its_limit(producer, owner, ask):
+def test_enqueue_blames_the_wrong_argument_and_no_name_at_its_limit(
+    producer, owner, ask
+):
     queue, name = "q" * 128, "k" * 256
     owner.execute("insert into queue values (%s)", (queue,))
 
@@ -330,6 +332,16 @@ def test_enqueue_refuses_a_digit_bomb_without_writing_it_out(
     assert state() == before
 
 
+def test_enqueue_refuses_few_numbers_whose_text_is_too_long(producer, ask):
+    payload = '{"hush": [' + ",".join(["1e-16383"] * 16) + "]}"
+
+    with producer.refusing("LJ001") as caught:
+        ask(producer, payload=payload)
+
+    assert "262144 bytes" in caught.value.diag.message_primary
+
+
+@pytest.mark.slow
 def test_enqueue_refuses_a_bomb_of_decimal_places(producer, state):
     before = state()
 
@@ -445,7 +457,7 @@ def test_enqueue_refuses_the_caller_before_it_looks_at_an_argument(
     assert state() == before
 
 
-def test_enqueue_refuses_a_declared_worker_that_is_no_producer(
+def test_enqueue_refuses_a_declared_worker_that_is_not_a_producer(
     owner, ask, prefix, state
 ):
     before = state()
@@ -470,7 +482,7 @@ def test_enqueue_refuses_an_argument_before_a_conflict(producer, ask):
 
 
 @pytest.mark.parametrize("state_name", STATES)
-def test_enqueue_repeated_answers_with_the_first_job_in_every_state(
+def test_enqueue_repeated_returns_the_first_job_in_every_state(
     producer, ask, reach, state, state_name
 ):
     first = ask(producer)
@@ -763,7 +775,20 @@ def test_enqueue_judges_the_same_under_any_setting_of_the_session(
     assert ask(producer, key="ends", available_at="9999-12-31T23:59:59Z")["created"]
 
 
-def test_enqueue_makes_a_job_of_its_own_for_every_key(producer, ask):
+def test_enqueue_makes_a_separate_job_for_every_key(producer, ask):
     job_ids = {ask(producer, key=f"key-{uuid4()}")["job_id"] for _ in range(10)}
 
     assert len(job_ids) == 10
+
+
+def test_repetitions_use_up_no_number(owner, enqueue):
+    numbers = (
+        "select data_type::text, last_value from pg_sequences order by sequencename"
+    )
+    before = owner.rows(numbers)
+
+    for _ in range(3):
+        enqueue(key="same")
+
+    assert owner.rows(numbers) == before
+    assert {kind for kind, _ in before} == {"bigint"}

@@ -9,7 +9,7 @@ JOB = {"queue": "email", "kind": "send", "payload": {}, "idempotency_key": "hush
 
 @pytest.fixture
 def offer(producer):
-    """Enqueue items, each JOB with changes; answers ``(position, job_id, outcome)``."""
+    """Enqueue items, each JOB with changes. Return ``(position, job_id, outcome)``."""
 
     def offer(*changes, session=None):
         items = [
@@ -33,7 +33,7 @@ def outcomes(offer):
     return outcomes
 
 
-def test_enqueue_many_makes_every_job_and_answers_in_input_order(offer, owner):
+def test_enqueue_many_makes_every_job_and_returns_in_input_order(offer, owner):
     answers = offer(
         {"idempotency_key": "z", "max_attempts": 9},
         {"idempotency_key": "a", "queue": "slow", "payload": {"n": 2}},
@@ -88,7 +88,7 @@ def test_enqueue_many_refuses_0_and_1001_items(producer, state, count):
     assert state() == before
 
 
-def test_enqueue_many_refuses_what_is_no_array(producer, state):
+def test_enqueue_many_refuses_a_value_that_is_not_an_array(producer, state):
     before = state()
 
     for document in (None, "null", "{}", '"x"', "1", json.dumps(JOB)):
@@ -110,7 +110,7 @@ def test_enqueue_many_refuses_the_caller_before_it_looks_at_an_argument(owner, s
     assert state() == before
 
 
-def test_enqueue_many_answers_invalid_job_for_a_bad_item_and_spoils_no_other(
+def test_enqueue_many_returns_invalid_job_for_a_bad_item_and_spoils_no_other(
     offer, owner
 ):
     bad = [
@@ -193,7 +193,7 @@ def test_enqueue_many_answers_invalid_job_for_a_bad_item_and_spoils_no_other(
     assert owner.rows("select job_id from live_job order by 1") == created
 
 
-def test_enqueue_many_answers_invalid_job_for_an_item_that_is_no_job(producer):
+def test_enqueue_many_returns_invalid_job_for_an_item_that_is_not_a_job(producer):
     items = [
         None,
         1,
@@ -283,7 +283,7 @@ def test_enqueue_many_accepts_rfc_3339_with_an_offset(
     ] == []
 
 
-def test_enqueue_many_refuses_what_is_not_rfc_3339_with_an_offset(outcomes):
+def test_enqueue_many_refuses_a_time_that_is_not_rfc_3339_with_an_offset(outcomes):
     texts = [
         "2040-01-02T03:04:05",
         "2040-01-02 03:04:05Z",
@@ -351,7 +351,7 @@ def test_enqueue_many_takes_a_time_that_has_passed_for_now(offer, owner):
     )
 
 
-def test_enqueue_many_answers_existing_and_conflict_for_keys_in_use(offer, owner):
+def test_enqueue_many_returns_existing_and_conflict_for_keys_in_use(offer, owner):
     ((_, first, _),) = offer({"idempotency_key": "k"})
 
     answers = offer(
@@ -431,7 +431,7 @@ def test_enqueue_many_does_not_count_a_bad_item_as_the_first_of_its_key(outcomes
     ) == ["invalid_job", "created", "invalid_job", "existing"]
 
 
-def test_enqueue_many_repeated_answers_existing_throughout(offer, state):
+def test_enqueue_many_repeated_returns_existing_throughout(offer, state):
     first = offer({}, {}, {})
     before = state()
 
@@ -555,6 +555,7 @@ def test_enqueue_many_rolls_back_with_the_callers_transaction(producer, offer, s
     assert state() == before
 
 
+@pytest.mark.slow
 def test_enqueue_many_refuses_bombs_one_by_one(producer):
     numbers = {
         "huge": '{"a": [' + ",".join(["1e131071"] * 5000) + "]}",
@@ -627,7 +628,7 @@ def test_enqueue_many_updates_or_locks_no_job_that_exists(offer, owner):
         "set search_path to pg_temp, jobs_email",
     ],
 )
-def test_enqueue_many_answers_the_same_under_any_setting_of_the_session(
+def test_enqueue_many_returns_the_same_under_any_setting_of_the_session(
     producer, outcomes, settings
 ):
     producer.execute(settings)

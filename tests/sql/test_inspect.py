@@ -36,7 +36,7 @@ ENDS = {
 
 @pytest.fixture
 def reach(connect, owner, enqueue):
-    """Make a job and bring it to a state; answers its id."""
+    """Make a job in a state and return its id."""
 
     def reach(state):
         last = state in ("failed on the last attempt", "exhausted")
@@ -84,7 +84,9 @@ def reach(connect, owner, enqueue):
         ("exhausted", ("failed", 1, "attempts_exhausted", "email-worker", False, True)),
     ],
 )
-def test_inspect_tells_what_became_of_a_job(observer, reach, state, expected):
+def test_inspect_returns_the_state_and_history_of_a_job(
+    observer, reach, state, expected
+):
     job_id = reach(state)
 
     row = observer.row(INSPECT, job_id)
@@ -103,9 +105,7 @@ def test_inspect_tells_what_became_of_a_job(observer, reach, state, expected):
     ) == expected
 
 
-def test_inspect_answers_with_evidence_and_never_with_payload_or_key(
-    observer, worker, enqueue
-):
+def test_inspect_returns_evidence_and_never_payload_or_key(observer, worker, enqueue):
     job_id = enqueue(payload={"hush": "hush"}, key="hush-key")
     token = worker.value("select lease_token from claim('email')")
 
@@ -213,7 +213,7 @@ def test_inspect_tells_when_the_lease_ends(owner, observer, reach):
     )
 
 
-def test_inspect_dates_its_answer_by_the_latest_of_created_leased_and_ended(
+def test_inspect_dates_its_result_by_the_latest_of_created_leased_and_ended(
     connect, owner, enqueue, make_due
 ):
     observer = connect("operations")
@@ -257,3 +257,42 @@ def test_inspect_tells_equal_instants_in_every_time_zone(connect, reach):
 
     assert rows == [rows[0]] * 4
     assert rows[0]["lease_expires_at"] - rows[0]["updated_at"] == timedelta(seconds=30)
+
+
+def test_a_producer_inspects_its_own_job_alone(enqueue, connect, prefix):
+    job_id = enqueue()  # by accounts
+    organization = connect("organization")
+
+    with organization.refusing("LJ006") as of_another:
+        organization.execute(INSPECT, (job_id,))
+    with organization.refusing("LJ006") as unknown:
+        organization.execute(INSPECT, (uuid4(),))
+
+    assert str(of_another.value) == str(unknown.value)
+    for role in ("accounts", "email-worker", "operations", f"{prefix}_duty", None):
+        assert connect(role).row(INSPECT, job_id)["job_id"] == job_id
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_shown"),
+    [
+        (["producer"], False),
+        (["producer", "worker"], True),
+        (["producer", "observer"], True),
+        (["producer", "operator"], True),
+    ],
+)
+def test_the_rights_of_the_role_in_force_decide_what_inspect_shows(
+    groups, is_shown, enqueue, connect, prefix, new_role
+):
+    job_id = enqueue()
+    role = new_role(members_of=[f"{prefix}_{group}" for group in groups])
+    login = new_role(members_of=[role])
+    session = connect(login)
+    session.execute(f'set role "{role}"')
+
+    if is_shown:
+        assert session.row(INSPECT, job_id)["producer"] == "accounts"
+    else:
+        with session.refusing("LJ006"):
+            session.execute(INSPECT, (job_id,))

@@ -10,7 +10,7 @@ LATER = "2040-01-01T00:00:00Z"
 
 @pytest.fixture
 def fail(worker, claim):
-    """Claim one job and fail it for good."""
+    """Claim one job and fail it permanently."""
 
     def fail(code="refused", queue="email"):
         job_id, token = claim(queue)
@@ -162,6 +162,7 @@ def test_a_lease_of_now_is_newer_than_that_of_a_job_that_has_ended(
     ) == owner.value("select leased_at from live_job")
 
 
+@pytest.mark.slow
 def test_of_the_last_ends_10000_are_counted(observer, owner):
     # A millisecond apart, and the newest first on the disk.
     owner.execute(
@@ -170,8 +171,8 @@ def test_of_the_last_ends_10000_are_counted(observer, owner):
         " 3, 'accounts', 'email', 'send', n::text, '{}' from generate_series(1, 10001)"
         " as n returning job_id, idempotency_key::integer as n)"
         " insert into attempt (job_id, leased_at, ended_at, attempt, max_attempts,"
-        " worker, outcome, lease_token_hash) select job_id, t, t - n * interval '1 ms',"
-        " 1, 3, 'email-worker', 'succeeded', '' from made, clock_timestamp() as t"
+        " queue, worker, outcome, lease_token_hash) select job_id, t, t - n * interval '1 ms',"
+        " 1, 3, 'email', 'email-worker', 'succeeded', '' from made, clock_timestamp() as t"
     )
 
     assert observer.row(
@@ -209,7 +210,7 @@ def share(owner):
 
     def share(percentage):
         owner.execute(
-            "create or replace function _share_to_read() returns real language sql"
+            "create or replace function _queue_share_to_read() returns real language sql"
             f" as 'select {percentage}::real'"
         )
 
@@ -248,7 +249,7 @@ def test_a_sample_that_shows_nothing_hides_no_lease(
     )
 
 
-def test_the_oldest_lapse_is_told_wherever_it_was_found(
+def test_the_oldest_lapse_is_reported_from_every_place(
     share, enqueue, claim, expire, observer, owner
 ):
     for _ in range(2):
@@ -364,7 +365,7 @@ def swell(owner):
 
 @pytest.mark.slow
 def test_counts_of_a_large_table_are_estimates_that_say_so(observer, owner, swell):
-    assert owner.value("select _share_to_read()") < 90
+    assert owner.value("select _queue_share_to_read()") < 90
 
     rows = observer.rows("select is_estimate, running from inspect_queues()")
     (leases,) = observer.rows(
@@ -387,7 +388,7 @@ def test_a_sample_misses_no_sign_of_life(observer, owner, swell):
         " lease_expires_at = '2021-01-02' where job_id in (select job_id from live_job"
         " where queue = 'email' order by available_at, job_id limit 1)"
     )
-    assert owner.value("select _share_to_read()") < 90
+    assert owner.value("select _queue_share_to_read()") < 90
 
     seen = observer.rows(
         "select last_claimed_at::date::text, oldest_lapse_at::date::text"
@@ -412,17 +413,18 @@ def test_each_worker_is_listed_with_its_leases_and_sessions(
 
     rows = observer.rows("select * from inspect_workers()")
 
-    oldest, following = owner.row(
+    oldest, following, job_id = owner.row(
         "select min(leased_at), min(lease_expires_at)"
-        " filter (where lease_expires_at > clock_timestamp()) as next from live_job"
+        " filter (where lease_expires_at > clock_timestamp()) as next,"
+        " (array_agg(job_id order by leased_at))[1] as job_id from live_job"
     ).values()
     assert rows == [
-        ("email-worker", True, False, 3, 1, oldest, following, 1),
-        ("spare-worker", True, False, 0, 0, None, None, 0),
+        ("email-worker", True, False, 3, 1, oldest, following, 1, job_id, None),
+        ("spare-worker", True, False, 0, 0, None, None, 0, None, None),
     ]
 
 
-def test_who_asks_is_no_session_of_a_worker(new_caller, connect):
+def test_the_reader_s_session_is_not_a_worker_session(new_caller, connect):
     name = new_caller("worker", "observer")
     ask = "select sessions from inspect_workers() where worker = %s"
 
@@ -433,9 +435,7 @@ def test_who_asks_is_no_session_of_a_worker(new_caller, connect):
     assert (alone, beside) == (0, 1)
 
 
-def test_who_made_a_worker_s_role_and_may_not_take_it_is_no_session_of_it(
-    owner, new_role, connect
-):
+def test_the_maker_of_a_worker_s_role_is_not_a_worker_session(owner, new_role, connect):
     if owner.info.server_version < 160000:
         pytest.skip("whoever is a member may take the role")
     maker = new_role()
@@ -528,7 +528,7 @@ def test_failures_since_a_time_leave_out_the_older_ones(enqueue, fail, owner, ob
     assert [row[0] for row in rows] == [second]
 
 
-def test_a_job_that_was_redriven_is_no_failure_until_it_fails_again(
+def test_a_job_that_was_redriven_is_not_a_failure_until_it_fails_again(
     enqueue, fail, operator, observer, owner, claim, worker
 ):
     job_id = enqueue()
@@ -581,10 +581,13 @@ def test_failures_of_a_queue_that_is_not_declared_are_refused(observer):
 
 
 def test_acts_are_listed_newest_first_and_page_by_page(
-    enqueue, fail, operator, observer
+    enqueue, claim, expire, fail, operator, observer
 ):
     job_id = enqueue()
     fail()
+    lapsed = enqueue(queue="slow", max_attempts=1)
+    claim("slow")
+    expire(lapsed)
     operator.execute("select redrive(%s, 2)", (job_id,))
     operator.execute("select retire_expired(5)")
 
@@ -592,7 +595,7 @@ def test_acts_are_listed_newest_first_and_page_by_page(
         "select act_id, operator, act, arguments, job_count from inspect_acts(2)"
     )
 
-    assert last[1:] == (operator.info.user, "retire_expired", {"limit": 5}, 0)
+    assert last[1:] == (operator.info.user, "retire_expired", {"limit": 5}, 1)
     assert before[1:] == (
         operator.info.user,
         "redrive",
@@ -604,13 +607,16 @@ def test_acts_are_listed_newest_first_and_page_by_page(
 
 
 def test_an_act_under_a_group_s_name_names_the_login_too(
-    new_role, prefix, connect, observer
+    new_role, prefix, connect, observer, enqueue, fail
 ):
     name, group = new_role(members_of=[f"{prefix}_operator"]), f"{prefix}_operator"
     session = connect(name)
-    session.execute("select retire_expired(5)")
-    session.execute(f"set role {group}")
-    session.execute("select retire_expired(5)")
+    for statement in ("select", f"set role {group}"):
+        job_id = enqueue()
+        fail()
+        session.execute(statement)
+        session.execute("select redrive(%s)", (job_id,))
+        fail()
 
     assert observer.rows("select operator, login from inspect_acts(2)") == [
         (group, name),
@@ -633,11 +639,13 @@ def test_the_reads_show_no_payload_key_or_token(enqueue, claim, fail, observer):
             "inspect_queues()",
             "inspect_workers()",
             "inspect_failures()",
+            "inspect_jobs('email', 'queued')",
+            "inspect_key(%(key)s, 'accounts')",
             "inspect_acts()",
             "inspect_health()",
         )
         for row in observer.execute(
-            f"select t::text from {read} as t", {"job_id": job_id}
+            f"select t::text from {read} as t", {"job_id": job_id, "key": key}
         )
     ]
 

@@ -67,7 +67,8 @@ def items(name, count):
     )
 
 
-def test_no_verb_scans_a_table_whatever_the_planner_believes(
+@pytest.mark.slow
+def test_no_verb_scans_a_table_under_any_statistics(
     statistics, producer, worker, scans
 ):
     with scans(producer) as enqueued:
@@ -111,6 +112,7 @@ def test_no_verb_scans_a_table_whatever_the_planner_believes(
     assert claimed["index"] >= 8
 
 
+@pytest.mark.slow
 def test_claim_scans_no_table_while_it_reclaims_and_ends(
     statistics, owner, worker, enqueue, scans
 ):
@@ -130,6 +132,7 @@ def test_claim_scans_no_table_while_it_reclaims_and_ends(
     assert seen["sequential"] == {}
 
 
+@pytest.mark.slow
 def test_purge_and_redrive_scan_no_table(statistics, operator, owner, scans, fill):
     fill(ended=300)
     (job_id,) = owner.rows("update attempt set outcome = 'failed' returning job_id")[0]
@@ -141,6 +144,30 @@ def test_purge_and_redrive_scan_no_table(statistics, operator, owner, scans, fil
     assert purged["sequential"] == {}
 
 
+@pytest.mark.slow
+def test_jobs_are_found_and_erased_without_a_scan_of_a_table(
+    statistics, operator, owner, fill, scans
+):
+    fill(ended=300)
+    keys = [
+        key
+        for (key,) in owner.rows(
+            "select idempotency_key from job where job_id in"
+            " (select job_id from attempt) limit 8"
+        )
+    ]
+
+    with scans(operator) as seen:
+        for key in keys:
+            job_id = operator.value(
+                "select job_id from inspect_key(%s, 'accounts')", key
+            )
+            operator.execute("select erase(%s)", (job_id,))
+
+    assert seen["sequential"] == {}
+
+
+@pytest.mark.slow
 def test_buffers_do_not_grow_with_the_number_of_jobs_kept(
     owner, connect, fill, buffers
 ):
@@ -178,6 +205,7 @@ def test_buffers_do_not_grow_with_the_number_of_jobs_kept(
     } == {}
 
 
+@pytest.mark.slow
 def test_the_many_verbs_stay_linear(statistics, owner, producer, worker, buffers):
     per_item = {}
 
@@ -228,6 +256,7 @@ def test_the_many_verbs_stay_linear(statistics, owner, producer, worker, buffers
     } == {}
 
 
+@pytest.mark.slow
 def test_claim_of_one_reads_neither_scheduled_nor_ended_jobs(
     owner, worker, enqueue, fill, buffers
 ):
@@ -259,7 +288,7 @@ def test_claim_of_one_reads_no_more_of_a_long_queue(
 
 
 def lives(producer, worker, operator, owner, buffers, name, count):
-    """Lead jobs through every verb; answers what each spent a job, in buffers."""
+    """Lead jobs through every verb. Return the buffers that each verb took per job."""
     spent = {}
 
     def spend(verb, jobs, session, statement, *parameters):
@@ -319,6 +348,7 @@ def lives(producer, worker, operator, owner, buffers, name, count):
     return spent
 
 
+@pytest.mark.slow
 def test_plans_of_a_session_that_saw_the_tables_empty_hold_once_they_are_large(
     by_hand, owner, producer, worker, operator, fill, buffers
 ):
@@ -337,6 +367,7 @@ def test_plans_of_a_session_that_saw_the_tables_empty_hold_once_they_are_large(
     } == {}
 
 
+@pytest.mark.slow
 def test_claims_and_batches_hold_that_were_planned_before_there_was_any_job(
     by_hand, owner, producer, worker, fill, buffers
 ):
@@ -357,7 +388,7 @@ def test_claims_and_batches_hold_that_were_planned_before_there_was_any_job(
 
 
 @pytest.mark.slow
-def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
+def test_claims_and_batches_read_no_more_under_any_planner_setting(
     by_hand, owner, connect, prefix, fill, buffers
 ):
     fill(ended=20000, scheduled=10000)
@@ -380,8 +411,8 @@ def test_claims_and_batches_read_no_more_whatever_the_session_may_not_use(
                 session.execute(f"set enable_{off} to off")
             session.execute("set enable_seqscan to on; set enable_bitmapscan to on")
         lives(*sessions, owner, buffers, f"{name}-warm", 4)
-        # A transaction elsewhere on the server keeps dead rows that would else be gone:
-        # the lesser of two is what the plans read.
+        # A transaction elsewhere on the server may keep dead rows. The lesser of two
+        # rounds is what the plans read.
         rounds = [lives(*sessions, owner, buffers, f"{name}-{n}", 50) for n in range(2)]
         spent.append({verb: min(each[verb] for each in rounds) for verb in rounds[0]})
 
@@ -411,7 +442,7 @@ def drained(by_hand, owner):
 
 @pytest.fixture
 def lease(owner):
-    """Lease so many jobs to email-worker by hand; answers ids and tokens."""
+    """Lease so many jobs to email-worker by hand and return ids and tokens."""
 
     def lease(count):
         job_ids = [
@@ -442,6 +473,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [
@@ -473,6 +505,7 @@ def test_a_plan_made_on_a_drained_queue_holds_once_it_is_full(
     assert spend(50) < 60
 
 
+@pytest.mark.slow
 def test_a_repeated_complete_reads_no_more_of_the_evidence_there_is(
     drained, owner, worker, fill, lease, buffers
 ):
@@ -485,6 +518,7 @@ def test_a_repeated_complete_reads_no_more_of_the_evidence_there_is(
     assert buffers(worker, "select complete(%s, %s)", job_id, token) < 60
 
 
+@pytest.mark.slow
 def test_purge_planned_on_empty_tables_holds_once_they_are_large(
     by_hand, operator, fill, buffers
 ):
@@ -494,7 +528,7 @@ def test_purge_planned_on_empty_tables_holds_once_they_are_large(
     assert buffers(operator, "select purge(clock_timestamp(), 20)") / 20 < 100
 
 
-def test_purge_reads_nothing_of_what_is_kept(by_hand, operator, fill, buffers):
+def test_purge_reads_no_row_that_it_keeps(by_hand, operator, fill, buffers):
     operator.execute("select purge(clock_timestamp())")
     fill(ended=2000)
 
@@ -502,6 +536,7 @@ def test_purge_reads_nothing_of_what_is_kept(by_hand, operator, fill, buffers):
     assert buffers(operator, kept) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", ["nestloop", "hashagg", "sort"])
 def test_a_claim_that_reclaims_reads_no_whole_index(
     off, by_hand, owner, worker, fill, buffers
@@ -526,6 +561,8 @@ READS = {
     "inspect_attempts": "select * from inspect_attempts(%(job_id)s)",
     "inspect_failures": "select * from inspect_failures('email', p_limit => 10)",
     "the failures since": "select * from inspect_failures(null, %(since)s, 10)",
+    "inspect_jobs": "select * from inspect_jobs('email', 'failed', null, 10)",
+    "inspect_jobs, live": "select * from inspect_jobs('email', 'queued', null, 10)",
     "inspect_acts": "select * from inspect_acts(10)",
     "inspect_queues": "select * from inspect_queues()",
     "inspect_workers": "select * from inspect_workers()",
@@ -551,7 +588,8 @@ def readable(owner):
     return readable
 
 
-def test_no_read_scans_a_table_whatever_the_planner_believes(
+@pytest.mark.slow
+def test_no_read_scans_a_table_under_any_statistics(
     statistics, operator, owner, enqueue, readable, scans
 ):
     readable()
@@ -566,12 +604,12 @@ def test_no_read_scans_a_table_whatever_the_planner_believes(
                 operator.execute(statement, asked)
         seen[name] = read["sequential"]
 
-    # A sample is none, and goes no further than _share_to_read lets it.
+    # A sample is none, and goes no further than _queue_share_to_read lets it.
     assert seen == {name: {} for name in READS}
 
 
 @pytest.mark.slow
-def test_what_the_reads_read_does_not_grow_with_the_jobs_kept(
+def test_the_cost_of_the_reads_does_not_grow_with_the_jobs_kept(
     owner, operator, enqueue, fill, readable, buffers, by_hand
 ):
     job_id = enqueue()
@@ -592,11 +630,11 @@ def test_what_the_reads_read_does_not_grow_with_the_jobs_kept(
                 for name, statement in READS.items()
             }
 
-    fill(ended=2000)
+    fill(ended=12000)  # the reads look at the last 10,000 ends
     readable()
     owner.execute("vacuum analyze")
     few = measure()
-    fill(ended=20000)
+    fill(ended=30000)
     readable()
     owner.execute("vacuum analyze")
 
@@ -607,3 +645,94 @@ def test_what_the_reads_read_does_not_grow_with_the_jobs_kept(
         for name in READS
         if many[name] > 1.5 * few[name] + 30
     } == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", ["stale", "fresh"])
+def test_health_reads_a_bounded_part_of_each_index(
+    known, by_hand, owner, operator, enqueue, fill, readable
+):
+    fill(ended=15000, scheduled=12000)
+    readable()
+    owner.execute(
+        "update attempt set outcome = 'failed', failure_code = 'timeout',"
+        " ended_at = clock_timestamp() where job_id in"
+        " (select job_id from attempt limit 100);"
+        " update live_job set available_at = available_at + interval '20 y'"
+    )
+    stray, held = enqueue(), enqueue()
+    owner.execute(
+        "update live_job set attempt = 1, lease_owner = 'email-worker',"
+        " leased_at = clock_timestamp() - interval '2 d', lease_token_hash = 't',"
+        " lease_expires_at = clock_timestamp() + interval '1 h' where job_id = %s",
+        (held,),
+    )
+    owner.execute("delete from job where job_id = %s", (stray,))
+    owner.execute(
+        "delete from attempt where job_id ="
+        " (select job_id from attempt order by job_id desc limit 1)"
+    )
+    # An index returns dead entries, too, until they are vacuumed.
+    owner.execute("vacuum" if known == "stale" else "vacuum analyze")
+    counts = (
+        "select indexrelid::regclass::text,"
+        " pg_stat_get_xact_tuples_returned(indexrelid) from pg_index"
+        " where indrelid = any (array['job', 'live_job', 'attempt']::regclass[])"
+    )
+
+    with operator.transaction():
+        before = dict(operator.rows(counts))
+        found = operator.rows("select finding, detail from inspect_health()")
+        read = {name: n - before[name] for name, n in operator.rows(counts)}
+
+    # It comes to each bound: 2,000 and 500 rows twice, and 10,000 jobs ahead.
+    assert {name for name, _ in found} >= {
+        "job_lost",
+        "jobs_failing",
+        "jobs_far_ahead",
+        "lease_held_long",
+        "live_row_stray",
+    }
+    assert "has 10000 jobs due" in dict(found)["jobs_far_ahead"]
+    assert {name: n for name, n in read.items() if n > 11000} == {}
+    assert read["job_pkey"] < 6000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planned", ["empty", "full"])
+def test_the_failures_of_one_queue_are_found_among_those_of_others(
+    planned, owner, observer, operator, buffers
+):
+    calls = {
+        observer: "select count(*) from inspect_failures('email', p_limit => 10)",
+        operator: "select redrive_failed('email', '-infinity', p_limit => 1)",
+    }
+    if planned == "empty":
+        for session, call in calls.items():
+            session.execute(call)
+    owner.execute(
+        """
+        with made as (
+            insert into job (job_id, created_at, max_attempts, producer, queue, kind,
+                idempotency_key, payload)
+            select gen_random_uuid(), clock_timestamp(), 3, 'accounts',
+                case when n % 2500 = 0 then 'email' else 'slow' end, 'send', 'k' || n,
+                '{}'
+            from generate_series(1, 10000) as n
+            returning job_id, queue
+        )
+        insert into attempt (job_id, leased_at, ended_at, attempt, max_attempts,
+            queue, worker, outcome, failure_code, lease_token_hash)
+        select job_id, clock_timestamp(), clock_timestamp(), 1, 3, queue,
+            'email-worker', 'failed', 'timeout', ''
+        from made
+        """
+    )
+    owner.execute("analyze")
+
+    for session, call in calls.items():  # what a first call reads of the catalogues
+        session.execute(call)
+    spent = [buffers(session, call) for session, call in calls.items()]
+
+    assert max(spent) < 400
+    assert observer.value(calls[observer]) == 2

@@ -5,7 +5,7 @@ PURGE = "select purge(%s::timestamptz, %s::integer)"
 
 @pytest.fixture
 def ended(owner):
-    """Insert ended jobs, one for each number of hours ago; answers their ids."""
+    """Insert jobs that ended so many hours ago. Return their ids."""
 
     def ended(*hours_ago, outcome="succeeded"):
         return [
@@ -19,19 +19,19 @@ def ended(owner):
                         idempotency_key, payload
                     )
                     select
-                        _new_job_id(clock_timestamp()),
+                        _enqueue_job_id(clock_timestamp()),
                         clock_timestamp() - make_interval(hours => %s + 1), 3,
                         'accounts', 'email', 'send', gen_random_uuid()::text, '{}'
                     returning job_id
                 )
                 insert into attempt (
-                    job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
+                    job_id, leased_at, ended_at, attempt, max_attempts, queue, worker, outcome,
                     failure_code, lease_token_hash
                 )
                 select
                     job_id, clock_timestamp() - make_interval(hours => %s),
                     clock_timestamp() - make_interval(hours => %s), 1, 3,
-                    'email-worker', %s,
+                    'email', 'email-worker', %s,
                     case when %s = 'lease_expired' then 'attempts_exhausted' end, ''
                 from made
                 returning job_id
@@ -72,15 +72,15 @@ def end_anew(owner):
     def end_anew(job_id):
         owner.execute(
             "insert into attempt (job_id, leased_at, ended_at, attempt, max_attempts,"
-            " worker, outcome, lease_token_hash) values (%s, clock_timestamp(),"
-            " clock_timestamp() - interval '1 h', 2, 3, 'email-worker', 'failed', '')",
+            " queue, worker, outcome, lease_token_hash) values (%s, clock_timestamp(),"
+            " clock_timestamp() - interval '1 h', 2, 3, 'email', 'email-worker', 'failed', '')",
             (job_id,),
         )
 
     return end_anew
 
 
-def test_purge_deletes_what_ended_before_the_cutoff_with_its_evidence(
+def test_purge_deletes_jobs_that_ended_before_the_cutoff_with_their_evidence(
     operator, owner, ended, cutoff, left
 ):
     ended(5, 4, 3)
@@ -208,7 +208,7 @@ def test_purge_makes_a_job_unknown(operator, observer, ended, cutoff):
         operator.execute("select redrive(%s)", (job_id,))
 
 
-def test_purge_makes_a_repeated_answer_an_invalid_lease(
+def test_purge_makes_a_repeated_report_an_invalid_lease(
     connect, operator, enqueue, owner
 ):
     job_id = enqueue()
@@ -237,12 +237,12 @@ def test_purge_takes_1000_jobs_by_default(operator, owner, cutoff):
             returning job_id
         )
         insert into attempt (
-            job_id, leased_at, ended_at, attempt, max_attempts, worker, outcome,
+            job_id, leased_at, ended_at, attempt, max_attempts, queue, worker, outcome,
             lease_token_hash
         )
         select
             job_id, clock_timestamp(), clock_timestamp() - interval '1 h', 1, 3,
-            'email-worker', 'succeeded', ''
+            'email', 'email-worker', 'succeeded', ''
         from made
         """
     )
@@ -324,8 +324,8 @@ def test_purge_does_not_walk_the_attempts_that_were_followed_by_another(
     ended(5, 4)
     owner.execute(
         "insert into attempt (job_id, leased_at, ended_at, retry_at, attempt,"
-        " max_attempts, retryable, worker, outcome, failure_code, lease_token_hash)"
-        " select gen_random_uuid(), t, t, t, 1, 3, true, 'w', 'retried', 'x', ''"
+        " max_attempts, retryable, queue, worker, outcome, failure_code, lease_token_hash)"
+        " select gen_random_uuid(), t, t, t, 1, 3, true, 'email', 'w', 'retried', 'x', ''"
         " from generate_series(1, 20000),"
         " (select clock_timestamp() - interval '9 h') as c (t)"
     )

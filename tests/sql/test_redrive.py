@@ -8,7 +8,7 @@ REDRIVE = "select * from redrive(%s::uuid, %s::integer)"
 
 @pytest.fixture
 def failed(connect, enqueue):
-    """Make a job that has failed; answers its id."""
+    """Make a job that has failed and return its id."""
 
     def failed(**arguments):
         job_id = enqueue(**arguments)

@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 
 REDRIVE = "select redrive_failed(%s, %s::timestamptz, %s, %s, %s::integer, %s::integer)"
@@ -22,7 +24,7 @@ def redrive(operator):
 
 @pytest.fixture
 def fail(enqueue, claim, worker):
-    """Enqueue, claim and fail a job for good."""
+    """Enqueue a job, claim it and fail it permanently."""
 
     def fail(code="refused", queue="email"):
         enqueue(queue=queue)
@@ -58,6 +60,43 @@ def test_failed_jobs_are_queued_again_with_their_history(redrive, fail, owner, w
     )
     assert owner.value("select status from inspect(%s)", other) == "failed"
     assert worker.value("select attempt from claim('email')") == 2
+
+
+def test_jobs_fall_due_evenly_over_the_time_given_oldest_failure_first(
+    fail, operator, owner, worker, enqueue
+):
+    failed = [fail() for _ in range(4)]
+    before = owner.value("select clock_timestamp()")
+
+    taken = operator.value(
+        "select redrive_failed('email', 'epoch', p_over_seconds => 400)"
+    )
+
+    after = owner.value("select clock_timestamp()")
+    rows = owner.rows("select job_id, available_at from live_job order by available_at")
+    assert taken == 4
+    assert [job_id for job_id, _ in rows] == failed
+    for number, (_, due) in enumerate(rows):
+        late = timedelta(seconds=100 * number)
+        assert before + late <= due <= after + late
+    fresh = enqueue()
+    claimed = worker.rows("select job_id from claim('email', 10)")
+    assert claimed == [(failed[0],), (fresh,)]
+
+
+@pytest.mark.parametrize("seconds", [None, -1, 86401])
+def test_a_time_out_of_range_is_refused(fail, operator, state, seconds):
+    fail()
+    before = state()
+
+    with operator.refusing("LJ007") as caught:
+        operator.execute(
+            "select redrive_failed('email', 'epoch', p_over_seconds => %s::integer)",
+            (seconds,),
+        )
+
+    assert "over_seconds must be from 0 to 86400" in caught.value.diag.message_primary
+    assert state() == before
 
 
 def test_only_those_with_the_code_are_taken(redrive, fail, live):
@@ -257,11 +296,11 @@ def test_waiting_workers_are_woken_once_if_there_is_anything(
     waiting.execute("listen jobs_email")
     waiting.execute("select pg_try_advisory_lock_shared(wait_key('email'))")
 
-    assert [redrive(code="other"), redrive(limit=1), redrive()] == [0, 1, 2]
+    assert [redrive(code="other"), redrive()] == [0, 3]
     owner.execute("notify jobs_email, 'no more'")
 
-    heard = [n.payload for n in waiting.notifies(timeout=5, stop_after=3)]
-    assert heard == ["email", "email", "no more"]
+    heard = [n.payload for n in waiting.notifies(timeout=5, stop_after=2)]
+    assert heard == ["email", "no more"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +319,7 @@ def test_waiting_workers_are_woken_once_if_there_is_anything(
         ({"extra": 101}, "LJ007", "extra_attempts"),
     ],
 )
-def test_what_is_out_of_range_is_refused_and_nothing_is_written(
+def test_an_argument_out_of_range_is_refused_and_nothing_is_written(
     redrive, fail, state, operator, changes, sqlstate, word
 ):
     fail()
@@ -293,7 +332,7 @@ def test_what_is_out_of_range_is_refused_and_nothing_is_written(
     assert state() == before
 
 
-def test_what_is_at_its_bound_is_accepted(redrive):
+def test_a_value_at_its_bound_is_accepted(redrive):
     for changes in ({"limit": 1}, {"limit": 10000}, {"extra": 1}, {"extra": 100}):
         assert redrive(**changes) == 0, changes
 
@@ -319,7 +358,7 @@ def ended(owner, enqueue, claim, worker):
     return ended
 
 
-def test_retention_purges_what_ended_before_it(ended, configure, operator, owner):
+def test_retention_purges_jobs_that_ended_before_it(ended, configure, operator, owner):
     configure(retention_seconds=3600)
     ended(3700)
     kept = ended(3500)
@@ -383,3 +422,29 @@ def test_a_retention_with_a_limit_out_of_range_is_refused(
         configure(retention_seconds=seconds)
     with operator.refusing("LJ007"):
         operator.execute("select enforce_retention(%s::integer)", (limit,))
+
+
+def test_failures_of_one_kind_are_listed_and_redriven_alone(
+    enqueue, claim, worker, operator, live
+):
+    jobs = {"send": [], "call": []}
+    for kind in ("send", "call", "send", "call"):
+        jobs[kind].append(enqueue(kind=kind))
+        worker.execute("select fail(%s, %s, 'refused', false)", claim())
+    failures = "select job_id from inspect_failures(%s, p_kind => %s)"
+    redrive = "select redrive_failed('email', 'epoch', p_kind => %s, p_limit => %s)"
+
+    for queue in ("email", None):
+        found = operator.rows(failures, queue, "call")
+        assert [job_id for (job_id,) in found] == jobs["call"][::-1]
+    assert operator.rows(failures, "email", "other") == []
+    assert operator.value(redrive, "send", 1) == 1
+    assert live() == {jobs["send"][0]}
+    assert operator.value(redrive, "send", 100) == 1
+    assert live() == set(jobs["send"])
+    for statement in (
+        "select inspect_failures(p_kind => 'a b')",
+        "select redrive_failed('email', 'epoch', p_kind => 'a b')",
+    ):
+        with operator.refusing("LJ007"):
+            operator.execute(statement)

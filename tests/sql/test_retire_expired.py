@@ -5,7 +5,7 @@ RETIRE = "select retire_expired(%s::integer)"
 
 @pytest.fixture
 def lapsed(owner, producer, worker):
-    """Make claimed jobs whose lease lapsed; answers their ids."""
+    """Make claimed jobs whose lease lapsed and return their ids."""
 
     def lapsed(count, max_attempts=1):
         producer.execute(
@@ -136,9 +136,9 @@ def test_retire_expired_is_not_stopped_by_evidence_that_exists_already(
     lapsed(2)
     owner.execute(
         "insert into attempt (job_id, leased_at, ended_at, attempt,"
-        " max_attempts, worker,"
+        " max_attempts, queue, worker,"
         " outcome, lease_token_hash) select job_id, leased_at, leased_at, attempt, 1,"
-        " 'email-worker', 'lease_expired', lease_token_hash from live_job limit 1"
+        " 'email', 'email-worker', 'lease_expired', lease_token_hash from live_job limit 1"
     )
 
     assert operator.value(RETIRE, 1000) == 2

@@ -31,6 +31,7 @@ ATTEMPT = {
     "attempt": "1",
     "max_attempts": "3",
     "retryable": "null",
+    "queue": "'email'",
     "worker": "'email-worker'",
     "outcome": "'succeeded'",
     "failure_code": "null",
@@ -85,9 +86,6 @@ def test_live_job_takes_a_sound_row(insert, owner, changes):
                 {"leased_at": "'-infinity'"},
                 {"lease_expires_at": "'infinity'"},
                 {"lease_expires_at": "'-infinity'"},
-                {"attempt": "-1"},
-                {"attempt": "4"},
-                {"attempt": "1", "max_attempts": "0"},
             ],
         ),
         (
@@ -121,9 +119,6 @@ def test_live_job_refuses_to_become_unsound(insert, owner):
     for change in (
         "available_at = 'infinity'",
         "lease_expires_at = 'infinity'",
-        "attempt = 4",
-        "attempt = -1",
-        "max_attempts = 0",
     ):
         with owner.refusing("23514"):
             owner.execute(f"update live_job set {change}")
@@ -139,7 +134,6 @@ def test_live_job_holds_a_job_once(insert, owner):
 
 def test_job_refuses_a_row_that_enqueue_would_not_write(insert, owner):
     for changes in (
-        {"created_at": "'infinity'"},
         {"available_at": "'infinity'"},
         {"available_at": "'-infinity'"},
         {"max_attempts": "0"},
@@ -172,13 +166,10 @@ def test_attempt_takes_the_known_outcomes(insert, owner, outcome):
     assert owner.value("select outcome from attempt") == outcome
 
 
-def test_attempt_refuses_a_row_that_is_no_evidence(insert, owner):
+def test_attempt_refuses_a_row_that_is_not_evidence(insert, owner):
     for changes in (
         {"outcome": "'completed'"},
         {"outcome": "''"},
-        {"leased_at": "'infinity'"},
-        {"ended_at": "'infinity'"},
-        {"retry_at": "'infinity'"},
     ):
         with owner.refusing("23514"):
             insert("attempt", **changes)
@@ -241,14 +232,14 @@ def test_job_takes_as_many_attempts_as_may_be_asked(insert):
     insert("job", max_attempts="100")
 
 
-def test_names_may_be_as_short_and_as_long_as_they_are_told_to_be(owner):
+def test_names_at_their_shortest_and_longest_are_accepted(owner):
     for name in ("q", "q" * 128):
         owner.execute("insert into queue values (%s)", (name,))
     for name in ("c", "c" * 63, "é" * 31):
         owner.execute("insert into caller values (%s, true, false, false)", (name,))
 
 
-def test_what_is_declared_is_published_whatever_the_session_s_path(owner):
+def test_declarations_are_published_under_any_search_path(owner):
     owner.execute("set search_path = pg_catalog")
 
     owner.execute("insert into jobs_email.queue values ('late')")
@@ -262,7 +253,7 @@ def test_queue_refuses_a_name_that_is_not_plain(owner):
             owner.execute("insert into queue values (%s)", (name,))
 
 
-def test_caller_refuses_a_name_that_is_no_role_name(owner):
+def test_caller_refuses_a_name_that_is_not_a_role_name(owner):
     for name in (
         "",
         "none",
@@ -294,10 +285,12 @@ def test_live_job_has_one_index_besides_its_key(owner):
 # Besides what the types of columns say; the others must be known.
 MAY_BE_NULL = {
     "instance": {"retention_seconds"},
+    "queue": {"floor", "paused_at", "paused_by"},
     "job": {"available_at"},
-    "live_job": {*UNLEASED, "last_failure_code"},
-    "attempt": {"retry_at", "retryable", "failure_code"},
+    "live_job": {*UNLEASED, "last_failure_code", "payload_bytes", "holder"},
+    "attempt": {"retry_at", "retryable", "failure_code", "holder"},
     "operator_act": {"login"},
+    "installed_digest": {"digest", "fingerprint"},
 }
 KEYS = {
     "instance": "is_only",
@@ -307,7 +300,7 @@ KEYS = {
     "live_job": "job_id",
     "attempt": "job_id, attempt",
     "operator_act": "operator_act_id",
-    "installed_object": "kind, name",
+    "installed_digest": "is_only",
 }
 
 

@@ -27,7 +27,7 @@ def item(queue="email", key=None, **changes):
 
 @pytest.fixture
 def enqueue_many(producer):
-    """Enqueue items as ``accounts``; answers their outcomes."""
+    """Enqueue items as ``accounts`` and return their outcomes."""
 
     def enqueue_many(*items):
         return [
@@ -59,7 +59,7 @@ def put(request, enqueue, enqueue_many, claim, worker, operator):
     return lambda: operator.execute("select redrive(%s)", lease[:1])
 
 
-def test_whoever_waits_is_told_the_queue_s_name_and_nothing_else(put, waiting, heard):
+def test_a_notification_holds_the_queue_s_name_and_nothing_else(put, waiting, heard):
     waiter, another = waiting("email"), waiting("email")
 
     put()
@@ -67,7 +67,9 @@ def test_whoever_waits_is_told_the_queue_s_name_and_nothing_else(put, waiting, h
     assert heard(waiter) == heard(another) == [EMAIL]
 
 
-def test_nothing_is_sent_while_nobody_waits_for_the_queue(put, waiting, heard, enqueue):
+def test_nothing_is_sent_while_no_session_waits_for_the_queue(
+    put, waiting, heard, enqueue
+):
     enqueue(queue="slow")
     listener, elsewhere = waiting(), waiting("slow")
 
@@ -111,7 +113,7 @@ def test_a_notification_is_sent_as_the_transaction_commits(producer, waiting, he
     assert heard(waiter) == [EMAIL]
 
 
-def test_what_is_rolled_back_notifies_nobody(producer, waiting, heard):
+def test_a_rollback_sends_no_notification(producer, waiting, heard):
     waiter = waiting("email")
 
     with producer.transaction(force_rollback=True):
@@ -124,7 +126,7 @@ def test_what_is_rolled_back_notifies_nobody(producer, waiting, heard):
     assert heard(waiter) == []
 
 
-def test_a_repeated_enqueue_notifies_nobody(enqueue, waiting, heard):
+def test_a_repeated_enqueue_sends_no_notification(enqueue, waiting, heard):
     enqueue(key="a")
     waiter = waiting("email")
 
@@ -133,7 +135,7 @@ def test_a_repeated_enqueue_notifies_nobody(enqueue, waiting, heard):
     assert heard(waiter) == []
 
 
-def test_a_refused_enqueue_notifies_nobody(enqueue, producer, waiting, heard):
+def test_a_refused_enqueue_sends_no_notification(enqueue, producer, waiting, heard):
     enqueue(key="a")
     waiter = waiting("email")
 
@@ -166,7 +168,9 @@ def test_a_batch_notifies_of_the_queues_that_are_waited_for_only(
     assert heard(waiter) == [SLOW]
 
 
-def test_items_that_make_no_job_notify_nobody(enqueue, enqueue_many, waiting, heard):
+def test_items_that_make_no_job_send_no_notification(
+    enqueue, enqueue_many, waiting, heard
+):
     enqueue(key="a", kind="send")
     waiter = waiting("email", "slow")
     useless = (
@@ -193,7 +197,7 @@ def test_a_scheduled_job_is_notified_of_when_it_is_enqueued(enqueue, waiting, he
     assert heard(waiter) == [EMAIL]
 
 
-def test_the_end_of_a_job_notifies_nobody(enqueue, claim, worker, waiting, heard):
+def test_the_end_of_a_job_sends_no_notification(enqueue, claim, worker, waiting, heard):
     enqueue(max_attempts=1)
     enqueue()
     enqueue()
@@ -276,7 +280,7 @@ def test_a_session_that_waits_itself_keeps_its_key_through_an_enqueue(
     assert owner.rows(ADVISORY) == []
 
 
-def test_a_stranger_with_the_key_delays_nobody_and_wakes_who_cannot_get_it(
+def test_a_stranger_with_the_key_delays_no_caller_and_wakes_waiting_workers(
     stranger, worker, producer, operator, waiting, heard, enqueue_many
 ):
     key = worker.value("select wait_key('email')")
@@ -287,6 +291,7 @@ def test_a_stranger_with_the_key_delays_nobody_and_wakes_who_cannot_get_it(
 
     got_it = waiter.value("select pg_try_advisory_lock_shared(wait_key('email'))")
     producer.execute(ENQUEUE, ("a",))
+    producer.execute("reset all")  # else it would be silent for 20 ms
     enqueue_many(item())
     leases = worker.rows("select job_id, lease_token from claim('email', 2)")
     for lease, retryable in zip(leases, (True, False), strict=True):
@@ -297,7 +302,7 @@ def test_a_stranger_with_the_key_delays_nobody_and_wakes_who_cannot_get_it(
     assert heard(waiter) == [EMAIL] * 4
 
 
-def test_every_worker_is_told_the_same_key_and_each_queue_has_its_own(worker, rival):
+def test_every_worker_gets_the_same_key_and_each_queue_has_another(worker, rival):
     email, slow = (worker.value("select wait_key(%s)", q) for q in ("email", "slow"))
 
     assert rival.value("select wait_key('email')") == email
@@ -311,7 +316,7 @@ def test_an_undeclared_queue_has_no_key(queue, worker):
 
 
 @pytest.mark.parametrize("role", ["producer", "observer", "operator", "stranger"])
-def test_only_workers_are_told_the_key(role, request):
+def test_only_workers_get_the_key(role, request):
     session = request.getfixturevalue(role)
 
     with session.refusing("42501"):
@@ -332,7 +337,7 @@ def gid(owner):
         owner.execute(f"rollback prepared '{gid}'")
 
 
-def test_an_enqueue_can_be_prepared_while_nobody_waits(
+def test_an_enqueue_can_be_prepared_while_no_session_waits(
     gid, producer, enqueue, claim, worker
 ):
     producer.execute("begin")
@@ -374,3 +379,70 @@ def test_an_enqueue_that_notifies_cannot_be_prepared(
     assert "NOTIFY" in str(refused.value)
     assert state() == before
     assert heard(waiter) == []
+
+
+NOW = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"
+
+
+@pytest.fixture
+def notified_at(producer, worker):
+    """Say that the producer's session notified ``email``, as its setting keeps it."""
+    key = worker.value("select wait_key('email')")
+
+    def notified_at(value):
+        return producer.value(
+            f"select set_config('lenso_jobs.woke_' || to_hex(%s::bigint), {value}, false)",
+            key,
+        )
+
+    return notified_at
+
+
+def test_a_session_that_has_just_notified_a_queue_does_not_notify_it_again(
+    notified_at, producer, enqueue, enqueue_many, waiting, heard
+):
+    waiter = waiting("email", "slow")
+
+    def takes_less_than_the_pause():
+        producer.execute("reset all")
+        began = int(notified_at(f"{NOW}::text"))
+        enqueue()
+        enqueue_many(item(), item(queue="slow"))
+        enqueue_many(item(), item())
+        return producer.value(f"select {NOW}") - began < 20_000
+
+    while not takes_less_than_the_pause():  # a busy machine may be slower
+        heard(waiter)
+
+    assert heard(waiter) == [SLOW]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"({NOW} - 20000)::text",
+        f"({NOW} + 3600000000)::text",
+        *("''", "'0'", "'garbage'", "'-1'", "repeat('9', 400)", "'1e3'", "' 1'"),
+    ],
+)
+def test_an_old_or_forged_notification_silences_nothing(
+    value, notified_at, enqueue, waiting, heard
+):
+    waiter = waiting("email")
+    notified_at(value)
+
+    enqueue()
+
+    assert heard(waiter) == [EMAIL]
+
+
+def test_a_notification_that_was_rolled_back_silences_nothing(
+    producer, enqueue, waiting, heard
+):
+    waiter = waiting("email")
+    with producer.transaction(force_rollback=True):
+        enqueue()
+
+    enqueue()
+
+    assert heard(waiter) == [EMAIL]

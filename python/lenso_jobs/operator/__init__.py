@@ -1,17 +1,11 @@
 """What operators do to an Instance, from setting it up to taking it down."""
 
-from lenso_jobs.operator._changes import Changes
-from lenso_jobs.operator._check import Finding, check
+from lenso_jobs.operator._findings import Changes
+from lenso_jobs.operator._objects import Finding
 from lenso_jobs.operator._parts import Part
-from lenso_jobs.operator._plan import Plan, find_changes, plan
+from lenso_jobs.operator._plan import Plan, check, find_changes, plan, uncompared
 from lenso_jobs.operator._session import CannotTell, OperatorError
-from lenso_jobs.operator._setup import (
-    SetupReport,
-    UpgradeReport,
-    configure,
-    setup,
-    upgrade,
-)
+from lenso_jobs.operator._setup import Report, configure, setup, upgrade
 from lenso_jobs.operator._uninstall import Removal, survey, uninstall
 
 __all__ = [
@@ -22,14 +16,14 @@ __all__ = [
     "Part",
     "Plan",
     "Removal",
-    "SetupReport",
-    "UpgradeReport",
+    "Report",
     "check",
     "configure",
     "find_changes",
     "plan",
     "setup",
     "survey",
+    "uncompared",
     "uninstall",
     "upgrade",
 ]

@@ -1,66 +1,60 @@
-"""The SQL that set-up, upgrade and configure send, as one thing to print or to run."""
+"""What is wrong with an Instance, and what an act would send; nothing is changed."""
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from psycopg import sql
 
-from lenso_jobs._assets import asset_dir
-from lenso_jobs.operator._changes import Changes, changes, groups_of
-from lenso_jobs.operator._migrations import (
-    YOYO_TABLES,
-    Migration,
-    bookkeeping,
-    installed_version,
-    locker,
-    mark,
-    opening,
-    require_known,
-    unlocking,
+from lenso_jobs.operator._catalogue import load
+from lenso_jobs.operator._findings import (
+    Changes,
+    changes,
+    faults,
+    findings,
+    object_findings,
+    refusal,
+    was_given_away,
 )
-from lenso_jobs.operator._parts import Part
-from lenso_jobs.operator._repair import repairing
-from lenso_jobs.operator._roles import (
-    missing,
-    require_named,
-    require_own,
-)
+from lenso_jobs.operator._parts import Act, Part, bootstrapping, send, steps
 from lenso_jobs.operator._session import (
     PATIENCE_SECONDS,
     SETTINGS,
     CannotTell,
     OperatorError,
     connected,
-    holds,
     operator_key,
-    taken_back,
+    rolled_back,
 )
+from lenso_jobs.operator._state import Catalogue, State, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection
+
+    import psycopg
 
     from lenso_jobs.config import Configuration
-
-Act = Literal["setup", "upgrade", "configure"]
+    from lenso_jobs.operator._objects import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an act would send, in order."""
+    """The statements of an act, in order."""
 
     act: Act
     schema: str
     parts: tuple[Part, ...]
     key: str
+    uncompared: str = ""
+    """Why the rights could not be compared with this release's, if so."""
 
     def script(self) -> str:
         """Write it for psql; a comment where there is nothing to do."""
         head = f"-- lenso-jobs {self.act}, Instance {self.schema}\n"
+        if self.uncompared:
+            head += f"-- {uncompared(self.uncompared)}\n"
         if not self.parts:
             return f"{head}-- Nothing is to be done.\n"
         # As exclusively waits, and for the same reason not in one statement.
@@ -88,246 +82,189 @@ end $$;
         return "\n".join([preamble, *parts])
 
 
-def plan(
+def check(
+    configuration: Configuration, conninfo: str, *, pooler_ok: bool = False
+) -> list[Finding]:
+    """List every difference; none means the Instance is as release and document say.
+
+    Nothing is changed. The list is in an order in which it can be mended. While
+    migrations are pending, only those differences of objects are listed that the
+    migrations would meet. While the owner is wrong, no object is compared.
+
+    Args:
+        configuration: The Instance's document.
+        conninfo: The connection string of a role that owns the Instance, or of a
+            superuser; it needs the right to create a schema in the database.
+        pooler_ok: As ``setup``.
+
+    Raises:
+        OperatorError: There is no Instance, or the role lacks a right.
+        psycopg.Error: The server cannot be reached.
+    """
+    who = "check needs a role that owns the Instance and may create a schema in the database"
+    with (
+        connected(conninfo, pooler_ok=pooler_ok) as connection,
+        rolled_back(connection, who, writes=True),
+    ):
+        return found(connection, configuration)
+
+
+def found(
+    connection: psycopg.Connection[Any], configuration: Configuration
+) -> list[Finding]:
+    """List every difference, in a transaction that the caller rolls back."""
+    state = read(connection, configuration)
+    refused = refusal(state, instance=True)
+    if refused and not (was_given_away(state) or state.is_newer):
+        raise OperatorError(refused)
+    if not state.is_newer:
+        state = load(connection, state, configuration)
+    return findings(state, configuration)
+
+
+def plan(  # noqa: PLR0913 - the options of three commands
     configuration: Configuration,
     conninfo: str,
     act: Act = "setup",
     *,
     drop_queues: bool = False,
     repair_too: bool = False,
+    pooler_ok: bool = False,
 ) -> Plan:
-    """Find what an act would do, and do none of it.
+    """Return the statements that an act would send, and send none of them.
+
+    For ``setup`` and ``upgrade`` the release is loaded beside the Instance, as ``check``
+    does, in a transaction that is rolled back. Missing group roles are made in it, too.
+    If the role may not do that, the plan says so, since the act would leave the rights as
+    they are. While migrations are pending, it plans them without a repair, and says so.
 
     Args:
         configuration: The Instance's document.
         conninfo: The connection string that the act would use.
-        act: Which.
+        act: The name of the act.
         drop_queues: As ``configure``.
-        repair_too: As ``upgrade``. Only then does it write, in a transaction that is
-            rolled back: the release is loaded beside the Instance, as ``check`` does.
+        repair_too: As ``upgrade``.
+        pooler_ok: As ``setup``.
 
     Raises:
-        OperatorError: The act would be refused, or the role may not look; or what would
-            be repaired cannot be told yet, since migrations are pending.
+        OperatorError: The act would be refused, or the role may not read what it needs.
         psycopg.Error: The server cannot be reached.
     """
-    with _looking(conninfo, configuration, read_only=not repair_too) as connection:
-        parts = tuple(
-            _upgrading(connection, configuration, repair_too=repair_too)
-            if act == "upgrade"
-            else _parts(connection, configuration, act, drop_queues=drop_queues)
+    reason = ""
+    with connected(conninfo, read_only=True, pooler_ok=pooler_ok) as connection:
+        with rolled_back(connection, _who(configuration), writes=False):
+            state = read(connection, configuration)
+        require(state, instance=act != "setup", stored=act == "configure")
+        if repair_too and any(each.number > state.version for each in state.pending):
+            repair_too = False
+            reason = "migrations are pending; run this, then plan the repair again"
+        if act != "upgrade":
+            _require_groups(state)
+        if act != "configure" and state.is_ours:
+            try:
+                makes_groups = repair_too or act == "setup"
+                if makes_groups and state.missing(*state.groups.values()):
+                    state = _with_groups(connection, state, configuration)
+                else:
+                    state = loaded(connection, state, configuration)
+            except CannotTell as error:
+                if repair_too:
+                    raise
+                reason = reason or str(error)
+
+    def look(*, mended: Collection[str] = (), **_: bool) -> State:
+        left = {each.what for each in object_findings(state) if each.finding}
+        floors = {each.what for each in faults(state, "object_changed")}
+        if {*mended} <= floors or left - {*mended}:
+            return state
+        return replace(state, catalogue=Catalogue({}, {}, digest_is_stored=False))
+
+    parts = dict.fromkeys(
+        part
+        for part in steps(
+            act, look, configuration, drop_queues=drop_queues, repair_too=repair_too
         )
-    return Plan(act, configuration.schema_, parts, operator_key(configuration))
+        if not part.is_idle
+    )
+    schema = configuration.schema_
+    return Plan(act, schema, tuple(parts), operator_key(schema), reason)
 
 
 def find_changes(
-    configuration: Configuration, conninfo: str, *, drop_queues: bool = False
-) -> Changes:
-    """Say in words what ``configure`` would change, and change nothing.
-
-    Raises:
-        OperatorError: There is no Instance, or the role may not look.
-        psycopg.Error: The server cannot be reached.
-    """
-    with _looking(conninfo, configuration) as connection:
-        require_named(connection, configuration)
-        require_instance(connection, configuration.schema_)
-        return changes(connection, configuration, drop_queues=drop_queues)
-
-
-@contextmanager
-def _looking(
-    conninfo: str, configuration: Configuration, *, read_only: bool = True
-) -> Iterator[psycopg.Connection[Any]]:
-    who = (
-        f"use a superuser or a member of {configuration.owner}, which setup makes of "
-        "whoever runs it"
-    )
-    with (
-        connected(conninfo, configuration, read_only=read_only) as connection,
-        taken_back(connection, who, writes=not read_only),
-    ):
-        yield connection
-
-
-def _parts(
-    connection: psycopg.Connection[Any],
     configuration: Configuration,
-    act: Act,
-    *,
-    drop_queues: bool,
-) -> Iterator[Part]:
-    require_own(connection, configuration)
-    found = changes(connection, configuration, drop_queues=drop_queues)
-    if act == "configure":
-        require_instance(connection, configuration.schema_)
-        if found:
-            words = (*found.roles, *found.stored)
-            yield configuring(configuration, words, drop_queues=drop_queues)
-        return
-    migrations = tuple(migrating(connection, configuration, instance=False))
-    # All of it is sent again, since it refuses before it changes anything.
-    if found or migrations:
-        yield bootstrapping(configuration, found.roles)
-        yield from migrations
-        yield storing(configuration, found.stored)
-
-
-def _upgrading(
-    connection: psycopg.Connection[Any],
-    configuration: Configuration,
-    *,
-    repair_too: bool,
-) -> Iterator[Part]:
-    migrations = tuple(migrating(connection, configuration, instance=True))
-    if not repair_too:
-        yield from migrations
-        return
-    if any(part.applies for part in migrations):
-        raise _untold("migrations are pending", "upgrade")
-    require_named(connection, configuration)
-    if missing(connection, *groups_of(configuration).values()):
-        raise _untold("group roles are missing", "setup")
-    roles = changes(connection, configuration).roles
-    if roles:
-        yield bootstrapping(configuration, roles)
-    yield from migrations
-    yield from repairing(connection, configuration)
-
-
-def _untold(state: str, command: str) -> CannotTell:
-    return CannotTell(
-        f"what would be repaired cannot be told while {state}; "
-        f"run: lenso-jobs {command}"
-    )
-
-
-def require_instance(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Refuse where there is nothing to configure.
-
-    Raises:
-        OperatorError: There is no Instance.
-    """
-    if not holds(connection, schema, "instance"):
-        raise OperatorError(f"schema {schema} holds no Instance; run: lenso-jobs setup")
-
-
-def bootstrapping(configuration: Configuration, words: tuple[str, ...] = ()) -> Part:
-    """Prepare bootstrap.sql: schema, roles and memberships."""
-    return Part("bootstrap.sql", _bootstrap(configuration), words)
-
-
-def storing(configuration: Configuration, words: tuple[str, ...] = ()) -> Part:
-    """Prepare the function configure."""
-    return Part("configure", (_configure(configuration),), words)
-
-
-def configuring(
-    configuration: Configuration,
-    words: tuple[str, ...] = (),
+    conninfo: str,
     *,
     drop_queues: bool = False,
-) -> Part:
-    """Prepare both together: what is refused must not leave memberships behind."""
-    store = _configure(configuration, drop_queues=drop_queues)
-    statements = (*_bootstrap(configuration), store)
-    return Part("bootstrap.sql and configure", statements, words)
-
-
-def migrating(
-    connection: psycopg.Connection[Any], configuration: Configuration, *, instance: bool
-) -> Iterator[Part]:
-    """Prepare the pending migrations.
+    pooler_ok: bool = False,
+) -> Changes:
+    """Return in words what ``configure`` would change, and change nothing.
 
     Raises:
-        OperatorError: As ``require_known``.
+        OperatorError: There is no Instance, or the role may not read it.
+        psycopg.Error: The server cannot be reached.
     """
-    schema = configuration.schema_
-    pending = require_known(connection, schema, instance=instance)
-    pid = locker(connection, schema)
-    if pid is not None:
-        yield Part(
-            "the lock of the migration tool",
-            (unlocking(configuration),),
-            (f"process {pid} left it behind; refused where it may be at work",),
-        )
-    if not holds(connection, schema, *YOYO_TABLES):
-        yield Part("the tables of the migration tool", (bookkeeping(configuration),))
-    version = installed_version(connection, schema)
-    for migration in pending:
-        if migration.number > version:
-            yield from applying(migration, configuration)
-        else:
-            # Where something was renamed since, it would be made anew, and be empty.
-            yield _recording(migration, configuration, migration.name)
+    with (
+        connected(conninfo, read_only=True, pooler_ok=pooler_ok) as connection,
+        rolled_back(connection, _who(configuration), writes=False),
+    ):
+        state = read(connection, configuration)
+    require(state, instance=True, stored=True)
+    return changes(state, configuration, drop_queues=drop_queues)
 
 
-def applying(migration: Migration, configuration: Configuration) -> Iterator[Part]:
-    """Prepare one migration, and the record of it."""
-    title = f"migration {migration.name}"
-    if migration.transactional:
-        yield Part(
-            title,
-            (
-                opening(configuration),
-                *migration.statements,
-                mark(migration, configuration),
-            ),
-            applies=migration.name,
-        )
-        return
-    names = {
-        "owner": sql.Identifier(configuration.owner),
-        "schema": sql.Identifier(configuration.schema_),
-    }
-    yield Part(
-        title,
-        (
-            sql.SQL("set role {owner}").format(**names).as_string(None),
-            sql.SQL("set search_path = {schema}").format(**names).as_string(None),
-            *migration.statements,
-            "reset role",
-            *SETTINGS,
-        ),
-        transactional=False,
-        applies=migration.name,
-    )
-    yield _recording(migration, configuration)
+def loaded(
+    connection: psycopg.Connection[Any], state: State, configuration: Configuration
+) -> State:
+    """Compare with this release in a transaction of its own, which is rolled back."""
+    who = "run lenso-jobs check as a role that may create a schema in the database"
+    with rolled_back(connection, who, writes=True):
+        return load(connection, state, configuration)
 
 
-def _recording(
-    migration: Migration, configuration: Configuration, records: str = ""
-) -> Part:
-    return Part(
-        f"the record of migration {migration.name}",
-        (opening(configuration), mark(migration, configuration)),
-        records=records,
-    )
+def _with_groups(
+    connection: psycopg.Connection[Any], state: State, configuration: Configuration
+) -> State:
+    """Compare as if the missing group roles were there, which the act would make."""
+    who = "run this as a role that may create roles, and a schema in the database"
+    with rolled_back(connection, who, writes=True):
+        for statement in bootstrapping(configuration, memberships=False).statements:
+            send(connection, statement)
+        made = load(connection, read(connection, configuration), configuration)
+    return replace(state, catalogue=made.catalogue, faults=made.faults)
 
 
-def _bootstrap(configuration: Configuration) -> tuple[str, ...]:
-    document = sql.SQL("select set_config('lenso_jobs.document', {}, true)").format(
-        sql.Literal(configuration.document())
-    )
-    script = (asset_dir("sql") / "bootstrap.sql").read_text(encoding="utf-8")
-    return document.as_string(None), script
+def uncompared(reason: str) -> str:
+    """Say what an upgrade leaves out where it cannot load the release."""
+    return f"objects and rights are not compared with this release: {reason}"
 
 
-def _configure(configuration: Configuration, *, drop_queues: bool = False) -> str:
+def _who(configuration: Configuration) -> str:
     return (
-        sql.SQL("select {}.configure({}::jsonb{})")
-        .format(
-            sql.Identifier(configuration.schema_),
-            sql.Literal(configuration.document()),
-            sql.SQL(", true" if drop_queues else ""),
-        )
-        .as_string(None)
+        f"use a superuser or a member of {configuration.owner}; setup makes the role that "
+        "runs it a member"
     )
+
+
+def require(state: State, *, instance: bool, stored: bool = False) -> None:
+    """Refuse a schema that is another role's or a newer release's, or is missing."""
+    refused = refusal(state, instance=instance, stored=stored)
+    if refused is not None:
+        raise OperatorError(refused)
+
+
+def _require_groups(state: State) -> None:
+    """Refuse group roles that bootstrap.sql would refuse."""
+    for role, place, is_refused in state.elsewhere:
+        if is_refused:
+            raise OperatorError(
+                f"role {role} owns something or has a right in {place}; set role_prefix "
+                "in the document if another Instance is there, else revoke it there"
+            )
 
 
 def _written(number: int, part: Part) -> str:
     lines = [f"-- {number}. {part.title}"]
-    # A role's name may hold anything, a line break too.
+    # The name of a role may hold anything, a line break too.
     lines += [
         f"--    {json.dumps(each, ensure_ascii=False)[1:-1]}" for each in part.changes
     ]

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from lenso_jobs.operator._changes import MEMBERS, groups_of, stored_callers
-from lenso_jobs.operator._roles import revoke
-from lenso_jobs.operator._session import (
-    OperatorError,
-    connected,
-    exclusively,
-    holds,
-    schema_exists,
-    silent,
-)
-from lenso_jobs.operator._setup import patiently
+from lenso_jobs.operator._session import OperatorError, connected, silent
+from lenso_jobs.operator._setup import operating, patiently
+from lenso_jobs.operator._state import Membership, State, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,29 +69,6 @@ where d.deptype in ('n', 'a') and same.objid is null
 order by 1
 """
 
-# What else on this server a role owns or was granted: anything but the schema.
-_ELSEWHERE = """
-select case
-    when d.dbid = 0 then pg_describe_object(d.classid, d.objid, d.objsubid)
-    when d.dbid = h.oid then pg_describe_object(d.classid, d.objid, d.objsubid)
-    else format('database %%s', x.datname)
-end
-from pg_shdepend as d
-join pg_database as h on h.datname = current_database()
-left join pg_database as x on x.oid = d.dbid
-where d.refclassid = 'pg_authid'::regclass
-    and d.refobjid = (select r.oid from pg_roles as r where r.rolname = %(role)s)
-    and not (
-        d.dbid = h.oid
-        and coalesce((
-            select o.schema = quote_ident(%(schema)s)
-                or o.type = 'schema' and o.identity = quote_ident(%(schema)s)
-            from pg_identify_object(d.classid, d.objid, 0) as o
-        ), false)
-    )
-order by 1
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Removal:
@@ -123,19 +93,21 @@ class Removal:
     """Objects of others that are in the way."""
 
 
-def survey(configuration: Configuration, conninfo: str) -> Removal:
-    """Find what ``uninstall`` would drop, and drop nothing.
+def survey(
+    configuration: Configuration, conninfo: str, *, pooler_ok: bool = False
+) -> Removal:
+    """Return what ``uninstall`` would drop, and drop nothing.
 
     Raises:
-        OperatorError: There is nothing, or it is somebody else's; or the role may not
-            look.
+        OperatorError: There is nothing, or it is another role's; or the role may not
+            read it.
         psycopg.Error: The server cannot be reached.
     """
     with (
-        connected(conninfo, configuration, read_only=True) as connection,
+        connected(conninfo, read_only=True, pooler_ok=pooler_ok) as connection,
         connection.transaction(force_rollback=True),
     ):
-        return _survey(connection, configuration)
+        return _survey(connection, read(connection, configuration))
 
 
 def uninstall(
@@ -144,70 +116,68 @@ def uninstall(
     *,
     keep_data: bool = False,
     say: Callable[[str], None] = silent,
+    pooler_ok: bool = False,
 ) -> Removal:
     """Drop the schema with every job, and the group roles; all of it or nothing.
 
     A group role that owns or was granted anything else on this server is left. The
-    callers' roles are left always: they may be anybody's.
+    roles of callers are never dropped: others may use them.
 
     Args:
         configuration: The Instance's document; of it, schema and roles count.
         conninfo: The connection string of a superuser, or of the role that set it up.
-        keep_data: Keep schema and roles. Nobody keeps a right to the schema but the
-            owner, and nobody stays a member of the other groups, but of those that have
-            anything elsewhere; ``upgrade --repair`` gives all that back to what the
-            document declares.
-        say: Is told, in sentences, of what takes time.
+        keep_data: Keep schema and roles. Every right on the schema but the owner's is
+            revoked, and so are the memberships in the other groups, unless the group
+            has anything elsewhere. ``upgrade --repair`` and ``configure`` give all that
+            back to the callers of the document.
+        say: Is called with a sentence about each wait of more than 5 s.
+        pooler_ok: As ``setup``.
+
+    Returns:
+        What was dropped, and what was left.
 
     Raises:
-        OperatorError: There is nothing, or it is somebody else's, or others' objects
+        OperatorError: There is nothing, or it is another role's, or objects of others
             depend on it.
         psycopg.Error: The server cannot be reached, or refused a statement.
     """
-    act = _close if keep_data else _drop
-    with (
-        connected(conninfo, configuration) as connection,
-        exclusively(connection, configuration),
-    ):
-        removal: Removal = patiently(
-            lambda: act(connection, configuration), "uninstall", say
-        )
+    with operating(conninfo, configuration, say, pooler_ok) as acting:
+        act = partial(_take_down, acting.connection, configuration, keep_data=keep_data)
+        removal: Removal = patiently(act, "uninstall", say, acting.waited_for)
         return removal
 
 
-def _survey(
-    connection: psycopg.Connection[Any], configuration: Configuration
+def _take_down(
+    connection: psycopg.Connection[Any],
+    configuration: Configuration,
+    *,
+    keep_data: bool,
 ) -> Removal:
-    schema = configuration.schema_
-    groups = [
-        name
-        for (name,) in connection.execute(
-            "select rolname::text from pg_roles where rolname = any (%s) order by 1",
-            ([*groups_of(configuration).values()],),
-        )
-    ]
-    exists = schema_exists(connection, schema)
-    if not exists and not groups:
+    with connection.transaction():
+        connection.execute("set local lock_timeout = '5s'")
+        state = read(connection, configuration)
+        act = _close if keep_data else _drop
+        return act(connection, state, _survey(connection, state))
+
+
+def _survey(connection: psycopg.Connection[Any], state: State) -> Removal:
+    schema, owner = state.schema, state.groups["owner"]
+    groups = sorted(name for name in state.groups.values() if name in state.roles)
+    if state.owner is None and not groups:
         raise OperatorError(f"there is no schema {schema}, and none of its roles")
+    if state.owner not in (None, owner):
+        raise OperatorError(
+            f"schema {schema} does not belong to {owner}; set the role_prefix that it was "
+            "set up with"
+        )
     objects: dict[str, int] = {}
     live = kept = 0
-    dependents: tuple[str, ...] = ()
-    if exists:
-        row = connection.execute(
-            "select pg_get_userbyid(nspowner) from pg_namespace where nspname = %s",
-            (schema,),
-        ).fetchone()
-        if row != (configuration.owner,):
-            raise OperatorError(
-                f"schema {schema} does not belong to {configuration.owner}; set the "
-                "role_prefix that it was set up with"
-            )
+    dependents: list[tuple[str]] = []
+    if state.owner is not None:
         name = {"schema": sql.Identifier(schema).as_string(None)}
         objects = dict(connection.execute(_OBJECTS, name).fetchall())
-        dependents = tuple(
-            what for (what,) in connection.execute(_DEPENDENTS, name).fetchall()
-        )
-        if holds(connection, schema, "job", "live_job"):
+        dependents = connection.execute(_DEPENDENTS, name).fetchall()
+        if state.holds("job", "live_job"):
             counts = connection.execute(
                 sql.SQL(
                     "select (select count(*) from {s}.live_job),"
@@ -215,96 +185,78 @@ def _survey(
                 ).format(s=sql.Identifier(schema))
             ).fetchone() or (0, 0)
             live, kept = counts[0], counts[1] - counts[0]
-    left = []
-    members = connection.execute(MEMBERS, (_closed(configuration),)).fetchall()
-    for group in groups:
-        elsewhere = connection.execute(
-            _ELSEWHERE, {"role": group, "schema": schema}
-        ).fetchall()
-        if elsewhere:
-            left.append((group, f"it also has {elsewhere[0][0]}"))
+    left = {role: f"it also has {what}" for role, what, _ in reversed(state.elsewhere)}
+    members = {(each.member, each.group) for each in _revocable(state)}
     return Removal(
         schema,
         objects,
         live,
         kept,
-        tuple(group for group in groups if group not in dict(left)),
-        tuple(left),
-        tuple(sorted(stored_callers(connection, schema))),
-        tuple(
-            sorted(
-                {
-                    (member, group)
-                    for group, member, _, is_administrator in members
-                    if not is_administrator
-                }
-            )
-        ),
-        dependents,
+        tuple(group for group in groups if group not in left),
+        tuple((group, left[group]) for group in groups if group in left),
+        tuple(sorted(state.stored.callers)) if state.stored else (),
+        tuple(sorted(members)),
+        tuple(what for (what,) in dependents),
     )
 
 
-def _drop(connection: psycopg.Connection[Any], configuration: Configuration) -> Removal:
-    with connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
-        removal = _survey(connection, configuration)
-        if removal.dependents:
-            raise OperatorError(
-                f"others depend on schema {removal.schema}: "
-                f"{', '.join(removal.dependents)}; drop them first"
-            )
-        if removal.objects:
-            connection.execute(
-                sql.SQL("drop schema {} cascade").format(sql.Identifier(removal.schema))
-            )
-        dropped, left = [], list(removal.left)
-        for role in removal.roles:
-            try:
-                with connection.transaction():
-                    connection.execute(
-                        sql.SQL("drop role {}").format(sql.Identifier(role))
-                    )
-                dropped.append(role)
-            except (
-                psycopg.errors.InsufficientPrivilege,
-                psycopg.errors.DependentObjectsStillExist,
-            ) as error:
-                left.append((role, f"the server: {error.diag.message_primary}"))
-    return replace(removal, roles=tuple(dropped), left=tuple(left))
+def _revocable(state: State) -> list[Membership]:
+    """List the memberships in the groups that are shut out, but not of administrators."""
+    _owner, *others = state.groups.values()
+    return [
+        each
+        for each in state.members
+        if each.group in others and not each.is_administrator
+    ]
 
 
-def _closed(configuration: Configuration) -> list[str]:
-    """Name the groups that are to get in no more."""
-    _owner, *others = groups_of(configuration).values()
-    return others
+def _drop(
+    connection: psycopg.Connection[Any], state: State, removal: Removal
+) -> Removal:
+    if removal.dependents:
+        raise OperatorError(
+            f"others depend on schema {state.schema}: "
+            f"{', '.join(removal.dependents)}; drop them first"
+        )
+    if removal.objects:
+        drop = sql.SQL("drop schema {} cascade").format(sql.Identifier(state.schema))
+        connection.execute(drop)
+    left = dict(removal.left)
+    for role in removal.roles:
+        drop = sql.SQL("drop role {}").format(sql.Identifier(role))
+        if refused := _refused(connection, drop.as_bytes(None)):
+            left[role] = f"the server: {refused}"
+    dropped = tuple(role for role in removal.roles if role not in left)
+    return replace(removal, roles=dropped, left=tuple(left.items()))
 
 
 def _close(
-    connection: psycopg.Connection[Any], configuration: Configuration
+    connection: psycopg.Connection[Any], state: State, removal: Removal
 ) -> Removal:
-    with connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
-        removal = _survey(connection, configuration)
-        groups = _closed(configuration)
-        # What its members may do elsewhere they need: a copy has the same roles. The
-        # schema is closed to them by the rights that it loses itself.
-        own = [group for group in groups if group not in dict(removal.left)]
-        left = list(removal.left)
-        for group, member, grantor, is_administrator in connection.execute(
-            MEMBERS, (own,)
-        ).fetchall():
-            if is_administrator:
-                continue
-            try:
-                with connection.transaction():
-                    back = revoke(connection, group, member, grantor)
-                    connection.execute(back.encode())
-            except psycopg.errors.InsufficientPrivilege:
-                left.append((group, f"{grantor} granted it to {member}"))
-        connection.execute(
-            sql.SQL("revoke all on schema {} from public, {}").format(
-                sql.Identifier(removal.schema),
-                sql.SQL(", ").join(map(sql.Identifier, groups)),
-            )
-        )
-    return replace(removal, roles=(), left=tuple(left))
+    left = dict(removal.left)
+    # A copy of the database has the same roles, and callers that need them. The schema
+    # is closed to those by the rights that it loses itself.
+    for each in _revocable(state):
+        if each.group not in dict(removal.left) and _refused(
+            connection, each.undone.encode()
+        ):
+            left[each.group] = f"another role granted it to {each.member}"
+    _owner, *groups = state.groups.values()
+    names = map(sql.Identifier, (state.schema, *groups))
+    revoke = sql.SQL("revoke all on schema {} from public, {}")
+    connection.execute(revoke.format(next(names), sql.SQL(", ").join(names)))
+    return replace(removal, roles=(), left=tuple(left.items()))
+
+
+def _refused(connection: psycopg.Connection[Any], statement: bytes) -> str | None:
+    """Run a statement; return why the server refuses it, or None."""
+    try:
+        with connection.transaction():
+            connection.execute(statement)
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.DependentObjectsStillExist,
+    ) as error:
+        said, which = error.diag.message_primary, error.diag.message_detail
+        return ": ".join(filter(None, (said, which))).replace("\n", "; ")
+    return None

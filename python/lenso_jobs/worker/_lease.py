@@ -1,259 +1,166 @@
-"""What a handler is given, and what its worker notes beside it."""
+"""The lease that a handler is given, and the state that its worker keeps of it."""
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lenso_jobs._async_client import AsyncJobs
 from lenso_jobs._client import Jobs
+from lenso_jobs._models import LeasedJob
 from lenso_jobs.errors import InvalidLease
-from lenso_jobs.worker._outcome import PayloadUndecodable
 
 if TYPE_CHECKING:
     from asyncio import Task
     from collections.abc import Coroutine, Iterator
-    from uuid import UUID
+    from datetime import datetime
 
     import psycopg
 
     from lenso_jobs.worker._outcome import Verdict
+    from lenso_jobs.worker._settings import Settings
+    from lenso_jobs.worker.observer import AnyLease
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What all leases of a worker have in common.
+MARGIN = 0.1
+"""How much of a lease counts as lost before its end. At most 1 s of it does."""
 
-    ``margin`` is how many seconds before its end a lease counts as lost, half the lease
-    at most; None for a tenth of the lease, and a second at most.
+
+@dataclass(slots=True, eq=False)
+class LeaseState:
+    """Until when a lease is safe, and how its job ended.
+
+    Times are those of ``time.monotonic``. The end of a lease is counted from before the
+    call that gave it, so it is never later than the server's.
     """
 
-    schema: str
-    caller: str | None
-    margin: float | None
+    lease: AnyLease
+    ends_at: float = 0.0
+    renew_at: float = 0.0
+    safe_until: float = 0.0
+    renewed_until: datetime | None = None  # by the server's clock
+    is_lost: bool = False
+    is_cancelled: bool = False  # the worker has cancelled the handler
+    is_overdue: bool = False  # the handler has had all its time
+    is_ended: bool = False  # its verdict is there, though the handler may run
+    completes_itself: bool = False  # the handler does, in a transaction of its own
+    pause: float = 0.01  # before the next report
+    verdict: Verdict | None = None
+    error: BaseException | None = None  # for observers
+    began_at: float = 0.0
+    seconds: float = 0.0
+    task: Task[Verdict] | None = None
 
-
-class Holding:
-    """A lease as its worker sees it: until when, how far, and with what verdict.
-
-    Times are those of ``time.monotonic``, and the end of a lease is counted from before
-    it was asked for: it is never later than the server's.
-    """
-
-    __slots__ = (
-        "began_at",
-        "ends_at",
-        "is_lost",
-        "is_own",
-        "is_told",
-        "lease",
-        "patience",
-        "renew_at",
-        "safe_until",
-        "seconds",
-        "task",
-        "terms",
-        "verdict",
-    )
-
-    def __init__(self, lease: LeaseOfWorker, terms: Terms, left: float) -> None:
-        self.lease = lease
-        self.terms = terms
-        self.ends_at = self.renew_at = self.safe_until = left
-        self.is_lost = False
-        # The handler ends the job in a transaction of its own.
-        self.is_own = False
-        # The handler was told to end.
-        self.is_told = False
-        self.patience = 0.01
-        self.verdict: Verdict | None = None
-        self.began_at = self.seconds = 0.0
-        self.task: Task[Verdict] | None = None
-
-    def count_from(self, asked_at: float) -> None:
-        """Note when the lease was asked for."""
-        self.extend(asked_at, self.ends_at)
-
-    def extend(self, asked_at: float, left: float) -> None:
-        """Note that the lease was given for *left* seconds, asked for at *asked_at*."""
-        margin = self.terms.margin
-        self.ends_at = asked_at + left
-        self.renew_at = asked_at + left / 3
-        self.safe_until = self.ends_at - (
-            min(1.0, left / 10) if margin is None else min(margin, left / 2)
-        )
+    def extend(self, called_at: float, seconds: float) -> None:
+        """Note that a call made at *called_at* gave the lease for so many seconds."""
+        self.ends_at = called_at + seconds
+        self.renew_at = called_at + seconds / 3
+        self.safe_until = self.ends_at - min(1.0, seconds * MARGIN)
 
     def is_over(self, now: float) -> bool:
-        """Whether nothing more may be done under this lease.
+        """Return whether nothing more may be done under this lease.
 
-        What a handler has ended in its own transaction is for the server to judge.
+        If the handler completes the job itself, only the server can tell.
         """
-        return self.is_lost or (now >= self.safe_until and not self.is_own)
+        return self.is_lost or (now >= self.safe_until and not self.completes_itself)
 
 
-class LeaseOfWorker:
-    """A job that a worker holds for its handler.
+class WorkerLease(LeasedJob):
+    """A job that a worker holds for its handler: ``HeldLease`` or ``AsyncHeldLease``.
 
-    The lease is kept alive while the handler runs. ``attempt`` counts from 1 and only
-    grows: hand it to outside systems as the fencing token.
+    The worker renews the lease while the handler runs. ``attempt`` starts at 1 and only
+    grows: give it to outside systems as the fencing token. A copy of the lease in
+    another process does not see renewals.
     """
 
-    __slots__ = (
-        "_created_at",
-        "_expires_at",
-        "_holding",
-        "_payload_text",
-        "attempt",
-        "job_id",
-        "kind",
-        "lease_token",
-        "max_attempts",
-        "queue",
-    )
+    __slots__ = ("_settings", "_state")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the columns of claim
-        self,
-        terms: Terms,
-        job_id: UUID,
-        queue: str,
-        kind: str,
-        payload_text: str,
-        attempt: int,
-        max_attempts: int,
-        lease_token: str,
-        expires_at: float,
-        created_at: float,
-        left: float,
-    ) -> None:
-        self.job_id = job_id
-        self.queue = queue
-        self.kind = kind
-        self.attempt = attempt
-        self.max_attempts = max_attempts
-        self.lease_token = lease_token
-        self._payload_text = payload_text
-        self._expires_at = expires_at
-        self._created_at = created_at
-        self._holding = Holding(self, terms, left)
-
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} of job {self.job_id}, queue {self.queue}, kind "
-            f"{self.kind}, attempt {self.attempt}>"
-        )
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        """The payload, decoded anew at each access.
-
-        Raises:
-            PayloadUndecodable: Python cannot represent it. A handler that lets this
-                pass ends the job as failed, with code ``payload_undecodable``.
-        """
-        try:
-            decoded: dict[str, Any] = json.loads(self._payload_text)
-        except (ValueError, RecursionError):
-            raise PayloadUndecodable("the payload cannot be decoded") from None
-        return decoded
-
-    @property
-    def payload_json(self) -> bytes:
-        """The payload as JSON in UTF-8."""
-        return self._payload_text.encode()
+    def __init__(self, settings: Settings, *columns: Any) -> None:  # noqa: ANN401 - of claim
+        # Not by way of super(): half the cost of a lease.
+        self._columns = columns
+        self._payload = None
+        self._settings = settings
+        self._state = LeaseState(self)  # type: ignore[arg-type]
 
     @property
     def lease_expires_at(self) -> datetime:
-        """The end of the lease by the server's clock, as last confirmed; in UTC."""
-        return datetime.fromtimestamp(self._expires_at, UTC)
-
-    @property
-    def created_at(self) -> datetime:
-        """When the job was enqueued, by the server's clock; in UTC."""
-        return datetime.fromtimestamp(self._created_at, UTC)
+        """The end of the lease by the server's clock, as last confirmed, in UTC."""
+        return self._state.renewed_until or super().lease_expires_at
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone, so that nothing the handler does counts any more.
+        """Whether the lease is lost, so that the handler's work no longer counts.
 
-        True by the last confirmed end of the lease at the latest, a little before it,
-        and never False again: stop, somebody else may have the job.
+        It becomes True a little before the last confirmed end of the lease, or earlier,
+        and never False again. Stop then: another worker may have the job.
         """
-        return self._holding.is_over(monotonic())
+        return self._state.is_over(monotonic())
 
-    @contextmanager
-    def _ending(self) -> Iterator[Terms]:
-        """Note that the handler ends the job by itself, or that it cannot any more."""
-        self._holding.is_own = True
-        try:
-            yield self._holding.terms
-        except InvalidLease:
-            self._holding.is_lost = True
-            raise
+    def complete(self, connection: Any) -> Any:  # noqa: ANN401 - typed below
+        """Complete the job within a transaction of yours, exactly once.
 
+        The one of an ``AsyncHeldLease`` is to be awaited.
 
-class HeldLease(LeaseOfWorker):
-    """A job that a ``Worker`` holds for its handler.
+        Your writes on *connection* and the completion are committed together. Commit
+        before the handler returns. The worker then asks the server what became of the
+        job and completes nothing twice.
 
-    The lease is kept alive while the handler runs. ``attempt`` counts from 1 and only
-    grows: hand it to outside systems as the fencing token.
-    A copy in another process learns of no renewal.
-    """
+        If the transaction was rolled back, the attempt has failed. Its failure code is
+        that of the exception which the handler raised, or ``completion_rolled_back`` if
+        the handler returned.
 
-    __slots__ = ()
-
-    def complete(self, connection: psycopg.Connection[Any]) -> None:
-        """End the job as succeeded within a transaction of yours, exactly once.
-
-        What the handler wrote by *connection* and the end of the job are committed
-        together. Commit before the handler returns; the worker then asks what became of
-        it and completes nothing twice. Where the transaction was rolled back, the attempt
-        has failed: with the code of what the handler raised, or with
-        ``completion_rolled_back`` if it returns all the same.
+        Args:
+            connection: A psycopg connection, or the ``Jobs`` that ``jobs_on`` of
+                ``lenso_jobs.contrib`` returned.
 
         Raises:
             InvalidLease: The lease is gone: let your transaction roll back.
         """
-        with self._ending() as terms:
-            Jobs(connection, terms.schema, terms.caller).complete(self)
+        raise NotImplementedError
+
+    @contextmanager
+    def _completing(self) -> Iterator[Settings]:
+        """Note that the handler completes the job itself, or that its lease is lost."""
+        self._state.completes_itself = True
+        try:
+            yield self._settings
+        except InvalidLease:
+            self._state.is_lost = True
+            raise
 
 
-class AsyncHeldLease(LeaseOfWorker):
-    """A job that an ``AsyncWorker`` holds for its handler.
+class HeldLease(WorkerLease):
+    """A job that a ``Worker`` holds for its handler; see ``WorkerLease``."""
 
-    The lease is kept alive while the handler runs. ``attempt`` counts from 1 and only
-    grows: hand it to outside systems as the fencing token.
-    """
+    __slots__ = ()
+
+    def complete(self, connection: psycopg.Connection[Any] | Jobs) -> None:
+        with self._completing() as settings:
+            jobs = connection
+            if not isinstance(jobs, Jobs):
+                jobs = Jobs(jobs, settings.schema, settings.caller)
+            jobs.complete(self)
+
+
+class AsyncHeldLease(WorkerLease):
+    """A job that an ``AsyncWorker`` holds for its handler; see ``WorkerLease``."""
 
     __slots__ = ()
 
     def complete(
-        self, connection: psycopg.AsyncConnection[Any]
+        self, connection: psycopg.AsyncConnection[Any] | AsyncJobs
     ) -> Coroutine[Any, Any, None]:
-        """End the job as succeeded within a transaction of yours, exactly once.
-
-        As ``HeldLease.complete``, and to be awaited.
-
-        Raises:
-            InvalidLease: The lease is gone: let your transaction roll back.
-        """
-        # Before it is awaited: one that is not has completed nothing.
-        self._holding.is_own = True
+        # Before it is awaited: a handler that forgets to await has completed nothing.
+        self._state.completes_itself = True
         return self._complete(connection)
 
-    async def _complete(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        with self._ending() as terms:
-            await AsyncJobs(connection, terms.schema, terms.caller).complete(self)
-
-
-def holding_of(lease: LeaseOfWorker) -> Holding:
-    """The worker's notes on a lease."""
-    return lease._holding  # noqa: SLF001 - not the handler's
-
-
-def renewed(lease: LeaseOfWorker, expires_at: float) -> None:
-    """Tell a lease its new end."""
-    lease._expires_at = expires_at  # noqa: SLF001 - as above
+    async def _complete(
+        self, connection: psycopg.AsyncConnection[Any] | AsyncJobs
+    ) -> None:
+        with self._completing() as settings:
+            jobs = connection
+            if not isinstance(jobs, AsyncJobs):
+                jobs = AsyncJobs(jobs, settings.schema, settings.caller)
+            await jobs.complete(self)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from pydantic import BaseModel
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from lenso_jobs import (
     AsyncHeldLease,
     AsyncJobs,
     AsyncWorker,
     Configuration,
+    Ended,
     EnvironmentSecrets,
     ExplainedJob,
     Fail,
@@ -28,17 +36,23 @@ from lenso_jobs import (
     InspectedWorker,
     InvalidLease,
     Jobs,
+    Kinds,
     NewJob,
+    Observer,
+    Release,
     Retry,
+    Tally,
     Worker,
+    WorkerLease,
     prepare,
     prepare_async,
+    prepare_worker,
 )
 from lenso_jobs.capability import AsyncCapability, Capability
+from lenso_jobs.contrib.sqlalchemy import jobs_on
 from lenso_jobs.metrics import PrometheusObserver
-from lenso_jobs.testing import JobsInstance
+from lenso_jobs.testing import JobsInstance, async_held_lease, held_lease
 from lenso_jobs.tracing import Tracing
-from lenso_jobs.worker import Ended, Observer
 
 
 def produce(connection: psycopg.Connection[DictRow]) -> UUID:
@@ -84,6 +98,10 @@ def look_after(jobs: Jobs) -> timedelta | None:
     findings: list[InspectedFinding] = jobs.inspect_health()
     page: list[InspectedFailure] = jobs.inspect_failures("email", limit=10)
     page = jobs.inspect_failures(failure_code="x", before=page[-1])
+    listed = jobs.inspect_jobs("email", "failed", kind=page[0].kind)
+    listed += jobs.inspect_jobs("email", "failed", before=listed.next_before)
+    producer: str = jobs.inspect_key(listed[0].queue, producer="accounts").producer
+    print(producer, jobs.pause("email"), jobs.resume("email"), jobs.erase(producer))
     acts: list[InspectedAct] = jobs.inspect_acts()
     acts = jobs.inspect_acts(before=acts[-1])
     explained: ExplainedJob = jobs.explain_job(page[0].job_id)
@@ -109,11 +127,24 @@ async def produce_async(pool: AsyncConnectionPool[Any]) -> None:
         print(evidence.last_failure_code, [item.outcome for item in items])
 
 
+def place(session: Session, connection: Connection, lease: HeldLease) -> UUID:
+    jobs: Jobs = jobs_on(connection, "jobs_email")
+    jobs = jobs_on(session, "jobs_email", caller="accounts")
+    lease.complete(jobs)
+    return jobs.enqueue("email", "send", {}, idempotency_key="k").job_id
+
+
+async def place_async(session: AsyncSession, lease: AsyncHeldLease) -> bool:
+    jobs: AsyncJobs = jobs_on(session, "jobs_email")
+    await lease.complete(jobs)
+    return (await jobs.enqueue("email", "send", {}, idempotency_key="k")).created
+
+
 def handle(lease: HeldLease) -> None:
     if lease.payload.get("to") is None:
         raise Fail("no_recipient")
     if lease.lost or lease.attempt > 2:
-        raise Retry("later")
+        raise Retry("later", after=7.5)
     with psycopg.Connection[DictRow].connect(row_factory=dict_row) as connection:
         lease.complete(connection)
 
@@ -124,9 +155,82 @@ async def handle_async(lease: AsyncHeldLease) -> str:
     return "answers are ignored"
 
 
+class Receipt(BaseModel):
+    order: int
+
+
+@dataclass
+class Reminder:
+    days: int
+
+
+class Digest(TypedDict):
+    to: list[str]
+
+
+kinds, later = Kinds(), Kinds()
+
+
+@kinds("receipt", queue="email", payload=Receipt, max_attempts=5)
+def receipt(lease: HeldLease, payload: Receipt) -> None:
+    print(lease.kind, payload.order + 1)
+
+
+@kinds("digest", queue="email", payload=Digest)
+def digest(lease: HeldLease, payload: Digest) -> int:
+    if not payload["to"]:
+        raise Release("not_yet", after=timedelta(minutes=5))
+    return len(lease.kind)
+
+
+@kinds("note", queue="email")
+def note(lease: WorkerLease, payload: dict[str, Any]) -> None:
+    print(lease.kind, payload["text"])
+
+
+@later("reminder", queue="email", payload=Reminder)
+async def reminder(lease: AsyncHeldLease, payload: Reminder) -> None:
+    print(lease.kind, payload.days)
+
+
+def by_kind(jobs: Jobs, lease: HeldLease) -> int:
+    made: UUID = receipt.enqueue(
+        jobs, Receipt(order=1), idempotency_key="receipt:1"
+    ).job_id
+    note.enqueue(jobs, {"text": "hello"}, idempotency_key="note:1", max_attempts=1)
+    jobs.enqueue_many([digest.new_job({"to": ["ada"]}, idempotency_key="digest:1")])
+    receipt(lease, Receipt(order=1))
+    days: int = digest(lease)
+    print(made, days)
+    return Worker("", schema="s", queue="email", handler=kinds).run().succeeded
+
+
+async def by_kind_async(jobs: AsyncJobs, lease: AsyncHeldLease) -> None:
+    job = await reminder.enqueue(jobs, Reminder(7), idempotency_key="reminder:1")
+    await reminder(lease, Reminder(7))
+    await AsyncWorker("", schema="s", queue="email", handler=later).run()
+    print(job.created)
+
+
 class Watching(Observer):
+    def running(
+        self, lease: HeldLease | AsyncHeldLease
+    ) -> AbstractContextManager[object]:
+        print(lease.queue, lease.kind, lease.attempt)
+        return nullcontext()
+
+    def lost(self, lease: HeldLease | AsyncHeldLease) -> None:
+        print(lease.lost, lease.job_id)
+
     def ended(self, ended: Ended) -> None:
         print(ended.outcome, ended.code, ended.seconds, ended.lease.job_id)
+
+
+class Timing(Observer):
+    @contextmanager
+    def running(self, lease: WorkerLease) -> Generator[None, None, None]:
+        print(lease.lease_expires_at)
+        yield
 
 
 def work() -> int:
@@ -136,9 +240,11 @@ def work() -> int:
         queue="email",
         handler=handle,
         concurrency=8,
-        observers=[Watching(), PrometheusObserver(), Tracing()],
+        observers=[Watching(), Timing(), PrometheusObserver(), Tracing()],
     )
-    return worker.run().succeeded
+    tally: Tally = worker.run(until_idle=True)
+    Worker("", schema="s", queue="email", handler={"send": handle, "other": handle})
+    return tally.succeeded + tally.released + tally.handed_back
 
 
 async def work_async(pool: AsyncConnectionPool[Any]) -> bool:
@@ -159,6 +265,16 @@ async def from_the_document() -> None:
     async with await prepare_async(configuration, EnvironmentSecrets()) as others:
         answer = await AsyncCapability(others).dispatch("claim", {"queue": "q"})
     print(answer)
+    secrets = EnvironmentSecrets()
+    worker = prepare_worker(configuration, secrets, handle, queue="email", timeout=600)
+    done: Tally = worker.run()
+    queues = {"email": 4, "billing": 2}
+    others_worker = prepare_worker(configuration, secrets, handle_async, queues=queues)
+    print(done, await others_worker.run())
+    either = prepare_worker(
+        configuration, secrets, kinds, "email-worker", queues=queues
+    )
+    either.stop()
 
 
 def test_a_handler(jobs_instance: JobsInstance) -> None:
@@ -166,3 +282,14 @@ def test_a_handler(jobs_instance: JobsInstance) -> None:
     (run,) = jobs_instance.drain(handle, raising=False)
     jobs_instance.make_due(job)
     print(run.outcome, run.code, jobs_instance.inspect(job).status)
+    print(jobs_instance.drain(kinds))
+    jobs_instance.clear()
+    receipt(held_lease(receipt, Receipt(order=1), attempt=2))
+    handle(held_lease("send", {"to": "ada@example.com"}, lost=True))
+
+
+async def test_a_coroutine(jobs_instance: JobsInstance) -> None:
+    for run in await jobs_instance.drain_async(handle_async, "email", limit=5):
+        print(run.outcome, run.kind)
+    await jobs_instance.drain_async(later)
+    await reminder(async_held_lease("reminder"), Reminder(7))

@@ -1,0 +1,1 @@
+"""Integrations with frameworks, one module and one extra for each."""
