@@ -1,0 +1,76 @@
+-- The router of a fleet: a database whose functions run on the shards, by PL/Proxy.
+-- Loaded by a superuser, with the Instance's schema in the search_path, and with the
+-- number of shards in the setting lenso_jobs.shards.
+do $$
+declare
+    v_shards integer := current_setting('lenso_jobs.shards')::integer;
+begin
+    execute format(
+        'create or replace function _shards() returns integer[] '
+        'language sql immutable parallel safe as %L',
+        format('select %L::integer[]', array(select generate_series(0, v_shards - 1)))
+    );
+end $$;
+comment on function _shards() is 'The numbers of the shards.';
+
+-- PostgreSQL's own hash of a text may differ between its versions; clients in other
+-- languages compute this one, too.
+create or replace function _shard_of(p_key text)
+returns integer
+language sql immutable parallel safe as $$
+    select get_byte(h.hash, 3) | (get_byte(h.hash, 2) << 8)
+        | (get_byte(h.hash, 1) << 16) & (cardinality(_shards()) - 1)
+    from (select sha256(convert_to(coalesce(p_key, ''), 'UTF8'))) as h (hash)
+$$;
+comment on function _shard_of(text) is
+'The shard of a key: the first four bytes of its SHA-256 as a big-endian number, '
+'modulo the number of shards.';
+
+-- PL/Proxy puts words of its own before what a shard says, and calls every failure of a
+-- connection an internal error.
+create or replace function _shard_refused(
+    p_sqlstate text, p_message text, p_detail text, p_hint text
+)
+returns void
+language plpgsql
+set search_path from current as $$
+begin
+    raise exception using
+        errcode = case
+            when p_sqlstate = 'XX000' and p_message !~ '\] REMOTE [A-Z]+: ' then '08006'
+            else p_sqlstate
+        end,
+        message = regexp_replace(
+            regexp_replace(p_message, '^[^[]*\[[^]]*\] REMOTE [A-Z]+: ', ''),
+            '^PL/Proxy function [^ ]*: ', 'a shard cannot be reached: '
+        ),
+        detail = regexp_replace(p_detail, '^Remote detail: ', ''),
+        hint = regexp_replace(p_hint, '^Remote hint: ', '');
+end;
+$$;
+comment on function _shard_refused(text, text, text, text) is
+'Raises what a shard, or the connection to it, has refused, in the shard''s own words.';
+
+-- Whoever may use the server could otherwise let a user mapping of its own name another
+-- role, which a shard that trusts the router''s address would believe.
+create or replace function _shard_mapping_kept()
+returns event_trigger
+language plpgsql
+set search_path from current as $$
+begin
+    if exists (
+        select
+        from pg_event_trigger_ddl_commands() as c
+        join pg_user_mappings as m on m.umid = c.objid
+        join pg_foreign_server as s on s.oid = m.srvid
+        where s.srvname = current_schema() || '_shards'
+            and not pg_has_role(s.srvowner, 'usage')
+    ) then
+        raise exception using errcode = '42501',
+            message = 'only the owner of the server may map users to the shards',
+            hint    = 'lenso-jobs fleet configure makes the mappings.';
+    end if;
+end;
+$$;
+comment on function _shard_mapping_kept() is
+'Refuses a user mapping to the shards by anyone but the owner of the foreign server.';

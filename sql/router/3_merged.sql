@@ -1,0 +1,234 @@
+-- Functions of the router that need more than one shard's answer.
+do $do$
+begin
+    execute format(
+        $$
+create or replace function _shard_enqueue_many(
+    p_shards integer[], p_jobs jsonb[], out shard integer, out item enqueued_item
+)
+returns setof record
+language plproxy as %L
+        $$,
+        format(
+            $$
+    cluster %L;
+    split p_shards, p_jobs;
+    run on p_shards;
+    select (p_shards)[1]::integer as shard, f as item
+    from %I.enqueue_many((p_jobs)[1]) as f;
+            $$,
+            current_schema() || '_shards', current_schema()
+        )
+    );
+end $do$;
+comment on function _shard_enqueue_many(integer[], jsonb[]) is
+'Runs enqueue_many on shards, each with its own jobs.';
+
+create or replace function enqueue_many(p_jobs jsonb)
+returns setof enqueued_item
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_whole     boolean := true;
+    v_shards    integer[];
+    v_jobs      jsonb[];
+    v_positions jsonb;
+    v_state     text;
+    v_message   text;
+    v_detail    text;
+    v_hint      text;
+begin
+    if jsonb_typeof(p_jobs) = 'array' then
+        v_whole := jsonb_array_length(p_jobs) not between 1 and 1000
+            or pg_column_size(p_jobs) > 16777216;
+    end if;
+    if v_whole then
+        -- A shard says what is wrong with it.
+        v_shards := array[0];
+        v_jobs := array[p_jobs];
+    else
+        select array_agg(d.shard), array_agg(d.jobs), jsonb_object_agg(d.shard, d.positions)
+        into v_shards, v_jobs, v_positions
+        from (
+            select i.shard, jsonb_agg(i.job order by i.n) as jobs,
+                jsonb_agg(i.n order by i.n) as positions
+            from (
+                select _shard_of(a.job ->> 'idempotency_key') as shard, a.job, a.n
+                from jsonb_array_elements(p_jobs) with ordinality as a (job, n)
+            ) as i
+            group by i.shard
+        ) as d;
+    end if;
+
+    return query
+    select r.position, r.job_id, r.outcome
+    from (
+        select (v_positions -> s.shard::text ->> (s.item).position - 1)::integer
+            as position,
+            (s.item).job_id, (s.item).outcome
+        from _shard_enqueue_many(v_shards, v_jobs) as s
+    ) as r
+    order by r.position;
+exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
+        v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);
+end;
+$$;
+comment on function enqueue_many(jsonb) is
+'As enqueue_many of an Instance, each item on the shard of its key, one transaction a '
+'shard. After an error some shards may have their items: repeat the call unchanged.';
+
+create or replace function inspect_queues()
+returns setof inspected_queue
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_state   text;
+    v_message text;
+    v_detail  text;
+    v_hint    text;
+begin
+    return query
+    with shard as materialized (
+        select (s.item).* from _shard_inspect_queues(_shards()) as s
+    ),
+    codes as (
+        select c.queue, jsonb_object_agg(c.code, c.number) as numbers
+        from (
+            select s.queue, e.key as code, sum(e.value::bigint)::bigint as number
+            from shard as s
+            cross join jsonb_each_text(s.failure_codes) as e
+            group by s.queue, e.key
+        ) as c
+        group by c.queue
+    )
+    select s.queue, bool_or(s.is_declared), bool_or(s.is_estimate),
+        sum(s.ready)::bigint, sum(s.scheduled)::bigint, sum(s.retry_waiting)::bigint,
+        sum(s.running)::bigint, sum(s.expired)::bigint,
+        max(s.oldest_ready_age), min(s.oldest_lapse_at),
+        min(s.next_due_at), max(s.last_claimed_at), max(s.counted_since),
+        sum(s.succeeded)::bigint, sum(s.failed)::bigint,
+        coalesce((select c.numbers from codes as c where c.queue = s.queue), '{}'),
+        sum(s.workers_waiting)::integer, sum(s.broken)::bigint,
+        min(s.oldest_leased_at), min(s.paused_at)
+    from shard as s
+    group by s.queue
+    order by s.queue collate "C";
+exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
+        v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);
+end;
+$$;
+comment on function inspect_queues() is
+'As inspect_queues of an Instance, the numbers of all shards added up. counted_since '
+'is the latest of the shards. A queue counts as paused if it is paused on any shard.';
+
+create or replace function inspect_workers()
+returns setof inspected_worker
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_state   text;
+    v_message text;
+    v_detail  text;
+    v_hint    text;
+begin
+    return query
+    with shard as materialized (
+        select (s.item).* from _shard_inspect_workers(_shards()) as s
+    )
+    select s.worker, bool_or(s.is_declared), bool_or(s.is_estimate),
+        sum(s.leases)::bigint, sum(s.expired)::bigint,
+        min(s.oldest_leased_at), min(s.next_lease_expires_at), sum(s.sessions)::integer,
+        (array_agg(s.oldest_job_id order by s.oldest_leased_at, s.oldest_job_id))[1],
+        (array_agg(s.oldest_holder order by s.oldest_leased_at, s.oldest_job_id))[1]
+    from shard as s
+    group by s.worker
+    order by s.worker collate "C";
+exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
+        v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);
+end;
+$$;
+comment on function inspect_workers() is
+'As inspect_workers of an Instance, the numbers of all shards added up.';
+
+create or replace function inspect_acts(
+    p_limit integer default 100, p_before bigint default null
+)
+returns setof inspected_act
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_count   bigint := cardinality(_shards());
+    v_state   text;
+    v_message text;
+    v_detail  text;
+    v_hint    text;
+begin
+    return query
+    select r.act_id, (r.item).acted_at, (r.item).operator, (r.item).act,
+        (r.item).arguments || jsonb_build_object('shard', r.shard),
+        (r.item).job_count, (r.item).login
+    from (
+        select s.shard, s.item, (s.item).act_id * v_count + s.shard as act_id
+        from _shard_inspect_acts(_shards(), p_limit, p_before / v_count + 1) as s
+    ) as r
+    where r.act_id < coalesce(p_before, 9223372036854775807)
+    order by r.act_id desc
+    limit p_limit;
+exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
+        v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);
+end;
+$$;
+comment on function inspect_acts(integer, bigint) is
+'As inspect_acts of an Instance, of all shards. act_id is the shard''s own, times the '
+'number of shards, plus the shard; the arguments name the shard, too.';
+
+create or replace function inspect_health()
+returns setof inspected_finding
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_shard   integer;
+    v_message text;
+begin
+    foreach v_shard in array _shards() loop
+        begin
+            return query
+            select (s.item).severity, (s.item).finding,
+                format('shard %s: %s', s.shard, (s.item).subject),
+                (s.item).since, (s.item).detail, (s.item).remedy
+            from _shard_inspect_health(array[v_shard]) as s;
+        exception
+            when insufficient_privilege then
+                raise;
+            when others then
+                get stacked diagnostics v_message = message_text;
+                return query
+                select 'critical', 'shard_unreachable', format('shard %s', v_shard),
+                    null::timestamptz, split_part(v_message, E'\n', 1),
+                    'Start that server, or mend the way to it; lenso-jobs fleet check '
+                    'says whether it is the Instance that it should be.';
+        end;
+    end loop;
+end;
+$$;
+comment on function inspect_health() is
+'As inspect_health of an Instance, of one shard after the other; the subject names the '
+'shard. A shard that cannot be asked is the finding shard_unreachable.';
