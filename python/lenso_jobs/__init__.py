@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SchemaNotReady,
         Unauthorized,
     )
+    from lenso_jobs.fleet import Fleet, shard_of
     from lenso_jobs.kinds import Kind, Kinds
     from lenso_jobs.secrets import DirectorySecrets, EnvironmentSecrets, SecretNotFound
     from lenso_jobs.worker import (
@@ -66,21 +67,21 @@ __all__ = [
     "AsyncHeldLease", "AsyncJobs", "AsyncWorker", "CompletedItem", "Configuration",
     "ConfigurationError", "DirectorySecrets", "Ended", "EnqueuedItem",
     "EnqueuedJob", "EnvironmentSecrets", "ExplainedJob", "Fail", "FailedItem",
-    "FailedJob", "Failure", "HeldLease", "IdempotencyConflict", "InspectedAct",
+    "FailedJob", "Failure", "Fleet", "HeldLease", "IdempotencyConflict", "InspectedAct",
     "InspectedAttempt", "InspectedFailure", "InspectedFinding", "InspectedJob",
     "InspectedQueue", "InspectedWorker", "InvalidArgument", "InvalidFailure",
     "InvalidJob", "InvalidLease", "InvalidQueue", "JobNotFound", "JobPage", "Jobs",
     "JobsError", "Kind", "Kinds", "Lease", "LeasedJob", "NewJob", "Observer", "PayloadInvalid",
     "PayloadUndecodable", "Release", "RenewedItem", "Retry", "SchemaNotReady", "SecretNotFound", "Tally",
     "Unauthorized", "Worker", "WorkerLease", "WorkerOptions", "prepare", "prepare_async",
-    "prepare_worker",
+    "prepare_worker", "shard_of",
 ]
 # fmt: on
 
 # In the order of what they cost to load: the document needs pydantic.
 _MODULES = (
     *("errors", "_models", "_client", "_async_client", "secrets", "_prepare"),
-    *("worker", "kinds", "config"),
+    *("worker", "kinds", "config", "fleet"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -59,40 +59,89 @@ def _caller(name: str) -> str:
     return name
 
 
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+def unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a list that names anything twice."""
     if len(set(names)) != len(names):
         raise ValueError("must not name anything twice")
     return names
 
 
 Schema = Annotated[str, AfterValidator(_schema)]
+Reference = Annotated[str, AfterValidator(_reference)]
 Callers = Annotated[
     tuple[Annotated[str, AfterValidator(_caller)], ...],
-    AfterValidator(_unique),
+    AfterValidator(unique),
     Field(strict=False),
 ]
 
 
-class Configuration(BaseModel):
+class Document(BaseModel):
+    """A JSON document, validated when it is read."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True
+    )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a document.
+
+        Returns:
+            The validated document.
+
+        Raises:
+            ConfigurationError: It is no JSON, a field is unknown or named twice, or a
+                value is out of bounds.
+        """
+        try:
+            fields = json.loads(text, object_pairs_hook=_no_field_twice)
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise ConfigurationError(
+                "\n".join(
+                    f"{'.'.join(map(str, problem['loc'])) or 'document'}: "
+                    f"{problem['msg'].removeprefix('Value error, ')}"
+                    for problem in error.errors()
+                )
+            ) from None
+        except ConfigurationError:
+            raise
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"document: is not JSON: {error}") from None
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a document from a file.
+
+        Returns:
+            The validated document.
+
+        Raises:
+            ConfigurationError: As from_json, or the file cannot be read.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+        return cls.from_json(text)
+
+
+class Configuration(Document):
     """The schema, the policy, the queues and the callers of one Jobs Instance.
 
     Durations are whole seconds. ``database_url_secret`` is a reference that a resolver
     of ``lenso_jobs.secrets`` turns into the URL. The document never holds the URL.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True
-    )
-
     # The schema is an attribute that older pydantic reserves a method for.
     schema_: Schema = Field(alias="schema")
-    database_url_secret: Annotated[str, AfterValidator(_reference)]
+    database_url_secret: Reference
     lease_seconds: int = Field(ge=1, le=3600)
     retry_base_seconds: int = Field(ge=1, le=86400)
     retry_max_seconds: int = Field(ge=1, le=86400)
     queues: Annotated[
         tuple[Annotated[str, AfterValidator(_queue)], ...],
-        AfterValidator(_unique),
+        AfterValidator(unique),
         Field(min_length=1, strict=False),
     ]
     producer_instances: Annotated[Callers, Field(min_length=1)]
@@ -137,49 +186,6 @@ class Configuration(BaseModel):
     def document(self) -> str:
         """Return the document as JSON, without the fields that were left out."""
         return self.model_dump_json(by_alias=True, exclude_unset=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Configuration:
-        """Read a document.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ConfigurationError: It is no JSON, a field is unknown or named twice, or a
-                value is out of bounds.
-        """
-        try:
-            fields = json.loads(text, object_pairs_hook=_no_field_twice)
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise ConfigurationError(
-                "\n".join(
-                    f"{'.'.join(map(str, problem['loc'])) or 'document'}: "
-                    f"{problem['msg'].removeprefix('Value error, ')}"
-                    for problem in error.errors()
-                )
-            ) from None
-        except ConfigurationError:
-            raise
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"document: is not JSON: {error}") from None
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Configuration:
-        """Read a document from a file.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ConfigurationError: As from_json, or the file cannot be read.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path}: cannot be read: {error}") from None
-        return cls.from_json(text)
 
 
 def _no_field_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
