@@ -63,6 +63,7 @@ def prepare(
 ) -> Jobs:
     """Open a pool on the Instance and verify the Instance.
 
+    The router of a fleet is prepared in the same way, with the fleet's ``instance``.
     Close the client when done, or use it as a context manager: that closes the pool.
 
     Args:
@@ -130,13 +131,23 @@ async def prepare_async(
 
 
 def verified(
-    configuration: Configuration, secrets: Callable[[str], str], caller: str | None
+    configuration: Configuration,
+    secrets: Callable[[str], str],
+    caller: str | None,
+    *,
+    for_worker: bool = False,
 ) -> str:
     """Return the connection string of an Instance that this release can use."""
     _require_arguments(configuration, secrets, caller)
     conninfo = connection_string(configuration, secrets)
     with psycopg.connect(conninfo, autocommit=True) as connection:
         verify(connection, configuration, caller)
+        if for_worker and is_router(connection, configuration.schema_):
+            raise SchemaNotReady(
+                f"schema {configuration.schema_} is the router of a fleet, and workers "
+                "connect to the shards",
+                hint="Run lenso-jobs work --fleet FILE.",
+            )
     return conninfo
 
 
@@ -168,13 +179,27 @@ def verify(
         _verify_owner(connection, configuration)
         schema = configuration.schema_
         installed = installed_version(connection, schema)
+        on_router = is_router(connection, schema)
         fault = version_fault(schema, installed)
         if fault is not None:
-            raise SchemaNotReady(f"schema {schema} {fault[0]}", hint=fault[1])
-        if installed.version == SCHEMA_VERSION:
+            said, hint = fault
+            if on_router:
+                hint = hint.replace("lenso-jobs", "lenso-jobs fleet")
+            raise SchemaNotReady(f"schema {schema} {said}", hint=hint)
+        if installed.version == SCHEMA_VERSION and not on_router:
             # A newer one has other functions, and says that they serve.
             _verify_functions(connection, configuration.schema_)
         _verify_grants(connection, configuration)
+
+
+def is_router(connection: Connection, schema: str) -> bool:
+    """Return whether a schema is the router of a fleet, and no Instance."""
+    row = connection.execute(
+        "select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace"
+        " where n.nspname = %s and p.proname = '_shards'",
+        (schema,),
+    ).fetchone()
+    return row is not None
 
 
 def become(connection: Connection, caller: str) -> None:

@@ -200,6 +200,37 @@ def test_a_dropped_function_is_named(refused, owner):
     assert "complete_many is missing" in str(refused())
 
 
+@pytest.fixture
+def router(owner):
+    """Make the Instance look like the router of a fleet."""
+    owner.execute(
+        "create function _shards() returns integer[] language sql as 'select array[0]'"
+    )
+    owner.execute("drop function _caller() cascade")
+
+
+def test_the_functions_of_a_router_are_not_compared_with_an_instance_s(router, ready):
+    ready().close()
+
+
+def test_a_worker_refuses_a_router_and_says_fleet(router, conninfo, configuration):
+    with pytest.raises(SchemaNotReady, match="is the router of a fleet") as caught:
+        prepare_worker(configuration(), lambda _: conninfo, print, queue="email")
+
+    assert "lenso-jobs work --fleet FILE" in caught.value.hint
+
+
+def test_a_router_of_an_older_version_is_reported_with_fleet_upgrade(
+    router, refused, owner
+):
+    owner.execute(
+        "create or replace view installed_version (version, oldest_client)"
+        " as values (0, 0)"
+    )
+
+    assert "lenso-jobs fleet upgrade" in refused().hint
+
+
 @pytest.mark.parametrize(
     ("user", "function", "kind"),
     [

@@ -84,10 +84,11 @@ def prepare_worker(
         InvalidArgument: An argument is of another kind or out of range.
         SecretNotFound: The resolver does not know the reference, or returns no
             connection string.
-        SchemaNotReady: The Instance cannot be used. The hint says what to run.
+        SchemaNotReady: The Instance cannot be used, or is the router of a fleet. The
+            hint says what to run.
         psycopg.OperationalError: The server cannot be reached.
     """
-    conninfo = verified(configuration, secrets, caller)
+    conninfo = verified(configuration, secrets, caller, for_worker=True)
     kind: Any = AsyncWorker if is_for_asyncio(handler) else Worker
     return kind(
         conninfo,
