@@ -34,18 +34,30 @@ create or replace function _shard_refused(
 returns void
 language plpgsql
 set search_path from current as $$
-begin
-    raise exception using
-        errcode = case
-            when p_sqlstate = 'XX000' and p_message !~ '\] REMOTE [A-Z]+: ' then '08006'
-            else p_sqlstate
-        end,
-        message = regexp_replace(
+declare
+    v_state   text := p_sqlstate;
+    v_message text := rtrim(
+        regexp_replace(
             regexp_replace(p_message, '^[^[]*\[[^]]*\] REMOTE [A-Z]+: ', ''),
             '^PL/Proxy function [^ ]*: ', 'a shard cannot be reached: '
-        ),
-        detail = regexp_replace(p_detail, '^Remote detail: ', ''),
-        hint = regexp_replace(p_hint, '^Remote hint: ', '');
+        ), E'\n'
+    );
+    v_detail  text := regexp_replace(p_detail, '^Remote detail: ', '');
+    v_hint    text := regexp_replace(p_hint, '^Remote hint: ', '');
+begin
+    if p_sqlstate = 'XX000' and p_message !~ '\] REMOTE [A-Z]+: ' then
+        v_state := '08006';
+    end if;
+    -- An option that is given may not be NULL, and an empty one is shown.
+    if v_detail = '' and v_hint = '' then
+        raise exception using errcode = v_state, message = v_message;
+    elsif v_detail = '' then
+        raise exception using errcode = v_state, message = v_message, hint = v_hint;
+    elsif v_hint = '' then
+        raise exception using errcode = v_state, message = v_message, detail = v_detail;
+    end if;
+    raise exception using
+        errcode = v_state, message = v_message, detail = v_detail, hint = v_hint;
 end;
 $$;
 comment on function _shard_refused(text, text, text, text) is

@@ -4,10 +4,12 @@
 --   key      on the shard of the key
 --   job      on one shard after the other, until one has the job
 --   limit    on one shard after the other, until so many jobs are done
---   any      on all shards at once: whether one says true
+--   any      on one shard after the other, all of them: whether one says true
 --   newest   on all shards at once: the newest rows
---   sum      on all shards at once; the file 3_merged.sql adds them up
+--   sum      on all shards; the file 3_merged.sql has the function
 --   refuse   not at all
+--
+-- A shard that fails does not keep the next ones from being asked.
 --
 -- _shard_NAME is PL/Proxy's. It runs on the shards that it is given, each in a
 -- transaction of its own, and says which row is of which shard.
@@ -22,6 +24,8 @@ declare
     v_detail  text;
     v_hint    text;
     v_shard   integer;
+    v_any     boolean;
+    v_done    integer;
     v_left    integer;
 begin
 $$;
@@ -55,7 +59,6 @@ $$;
 
                 ('inspect', 'p_job_id uuid', 'inspected_job', 'job'),
                 ('inspect_attempts', 'p_job_id uuid', 'setof inspected_attempt', 'job'),
-                ('explain_job', 'p_job_id uuid', 'explained_job', 'job'),
                 ('redrive', 'p_job_id uuid, p_extra_attempts integer default 1',
                 'failed_job', 'job'),
                 ('erase', 'p_job_id uuid', 'boolean', 'job'),
@@ -85,6 +88,7 @@ $$;
                 'p_limit integer default 100, p_before uuid default null',
                 'setof inspected_job', 'newest job_id'),
 
+                ('explain_job', 'p_job_id uuid', 'explained_job', 'sum'),
                 ('inspect_queues', '', 'setof inspected_queue', 'sum'),
                 ('inspect_workers', '', 'setof inspected_worker', 'sum'),
                 ('inspect_acts',
@@ -171,21 +175,38 @@ language plproxy as %4$L
             when 'limit' then $$
     v_left := p_limit;
     foreach v_shard in array _shards() loop
-        v_left := v_left - (
-            select s.item
-            from _shard_%1$s(array[v_shard]%5$s) as s
-        );
+        begin
+            v_done := (select s.item from _shard_%1$s(array[v_shard]%5$s) as s);
+            v_left := v_left - v_done;
+        exception when others then$$ || v_get || $$
+        end;
         exit when v_left <= 0;
     end loop;
-    return p_limit - v_left;$$
+    if v_state is null then
+        return p_limit - v_left;
+    end if;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);$$
             when 'any' then $$
-    return (select bool_or(s.item) from _shard_%1$s(_shards()%2$s) as s);$$
+    v_any := false;
+    foreach v_shard in array _shards() loop
+        begin
+            v_any := (
+                select s.item or v_any
+                from _shard_%1$s(array[v_shard]%2$s) as s
+            );
+        exception when others then$$ || v_get || $$
+        end;
+    end loop;
+    if v_state is null then
+        return v_any;
+    end if;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);$$
             when 'newest' then $$
     return query
     select (s.item).*
     from _shard_%1$s(_shards()%2$s) as s
     order by (s.item).%3$I desc, (s.item).job_id desc
-    limit p_limit;$$
+    limit greatest(p_limit, 1);$$
             when 'refuse' then $$
     raise exception using errcode = 'LJ008',
         message = '%1$s runs on a shard, and this is the router of a fleet',

@@ -81,6 +81,54 @@ comment on function enqueue_many(jsonb) is
 'As enqueue_many of an Instance, each item on the shard of its key, one transaction a '
 'shard. After an error some shards may have their items: repeat the call unchanged.';
 
+create or replace function explain_job(p_job_id uuid)
+returns explained_job
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_answer  explained_job;
+    v_best    explained_job;
+    v_rank    integer;
+    v_highest integer := 0;
+    v_shard   integer;
+    v_state   text;
+    v_message text;
+    v_detail  text;
+    v_hint    text;
+begin
+    foreach v_shard in array _shards() loop
+        begin
+            select (s.item).* into v_answer
+            from _shard_explain_job(array[v_shard], p_job_id) as s;
+            -- A shard whose tables are locked cannot tell whether it has the job.
+            v_rank := case
+                when v_answer.queue is not null then 4
+                when v_answer.reason <> 'purged_or_unknown' then 3
+                when v_answer.until is not null then 2
+                else 1
+            end;
+            if v_rank > v_highest then
+                v_best := v_answer;
+                v_highest := v_rank;
+            end if;
+            exit when v_rank = 4;
+        exception when others then
+            get stacked diagnostics v_state = returned_sqlstate,
+                v_message = message_text, v_detail = pg_exception_detail,
+                v_hint = pg_exception_hint;
+        end;
+    end loop;
+    if v_state is not null and v_highest < 4 then
+        perform _shard_refused(v_state, v_message, v_detail, v_hint);
+    end if;
+    return v_best;
+end;
+$$;
+comment on function explain_job(uuid) is
+'As explain_job of an Instance, of the shard that has the job.';
+
 create or replace function inspect_queues()
 returns setof inspected_queue
 language plpgsql
@@ -187,7 +235,7 @@ begin
     ) as r
     where r.act_id < coalesce(p_before, 9223372036854775807)
     order by r.act_id desc
-    limit p_limit;
+    limit greatest(p_limit, 1);
 exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
         v_detail = pg_exception_detail, v_hint = pg_exception_hint;
@@ -219,7 +267,11 @@ begin
             when insufficient_privilege then
                 raise;
             when others then
-                get stacked diagnostics v_message = message_text;
+                begin
+                    perform _shard_refused(sqlstate, sqlerrm, '', '');
+                exception when others then
+                    v_message := sqlerrm;
+                end;
                 return query
                 select 'critical', 'shard_unreachable', format('shard %s', v_shard),
                     null::timestamptz, split_part(v_message, E'\n', 1),
