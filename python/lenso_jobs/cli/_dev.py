@@ -71,6 +71,15 @@ def enqueue(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
     max_attempts: Annotated[
         int, typer.Option(min=1, max=100, help="How many attempts the job gets.")
     ] = 3,
+    at: Annotated[
+        datetime | None,
+        typer.Option(
+            parser=_options.instant,
+            metavar="TIME",
+            help="When the job falls due: a time with an offset, such as "
+            "2026-01-31T18:00:00Z. Default: at once.",
+        ),
+    ] = None,
     secrets_dir: _options.SecretsDir = None,
     caller: _options.Caller = None,
     json: _options.Json = False,
@@ -90,7 +99,10 @@ def enqueue(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
     with _options.opened(config, secrets_dir, caller) as instance:
         try:
             job = instance.jobs.enqueue(
-                queue, kind, read, idempotency_key=key, max_attempts=max_attempts
+                *(queue, kind, read),
+                idempotency_key=key,
+                available_at=at,
+                max_attempts=max_attempts,
             )
         except Unauthorized as error:
             error.hint = "Act as one of producer_instances: log in as it, or --caller."

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from uuid import UUID  # noqa: TC003 - typer reads it
 
 import typer
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
     from lenso_jobs import ExplainedJob, InspectedAttempt
 
     Opened = Callable[[], AbstractContextManager[_options.Instance]]
-
-
-class _Status(StrEnum):
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    LOST = "lost"
 
 
 def health(
@@ -206,7 +197,7 @@ def jobs(  # noqa: PLR0913, PLR0917 - a command's options
     config: _options.Config,
     queue: _options.Queue,
     status: Annotated[
-        _Status,
+        Literal["queued", "running", "succeeded", "failed", "lost"],
         typer.Option(help="Jobs in this status."),
     ],
     kind: _options.Kind = None,
@@ -225,7 +216,7 @@ def jobs(  # noqa: PLR0913, PLR0917 - a command's options
     """
     with _options.opened(config, secrets_dir, caller, queue=queue) as instance:
         page = instance.jobs.inspect_jobs(
-            queue, status.value, kind=kind, limit=limit, before=before
+            queue, status, kind=kind, limit=limit, before=before
         )
     if json:
         found = [asdict(each) for each in page]
@@ -244,7 +235,7 @@ def jobs(  # noqa: PLR0913, PLR0917 - a command's options
             Column("attempts", lambda each: f"{each.attempts}/{each.max_attempts}"),
         )
     elif page.next_before is None:
-        say(f"no job of {queue} is {status.value}")
+        say(f"no job of {queue} is {status}")
     if page.next_before is not None:
         say_aside(f"for older jobs: --before {page.next_before}")
 

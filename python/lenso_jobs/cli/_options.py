@@ -69,6 +69,19 @@ def age(text: str) -> Moment:
     return found
 
 
+def instant(text: str) -> datetime:
+    """Read an RFC 3339 time, and no age: the same command must ask for the same job."""
+    try:
+        found = moment(text).given
+    except typer.BadParameter:
+        found = None
+    if not isinstance(found, datetime):
+        raise typer.BadParameter(
+            f"{text} is no time with an offset, such as 2026-01-31T18:00:00Z"
+        )
+    return found
+
+
 def spread(given: str | int) -> int:
     """Read over how many seconds jobs fall due, as redrive_failed takes it."""
     if not re.fullmatch("[0-9]{1,5}", str(given)) or int(given) > _LONGEST_SPREAD:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import psycopg
@@ -669,6 +670,20 @@ def test_enqueue_enqueues_once_for_a_key(lenso_jobs, monkeypatch, observing):
     assert other[0] == 1
     assert f"Job {job.job_id} has the key" in other[2]
     assert "bob" not in other[2]
+
+
+def test_enqueue_at_a_time_makes_a_job_that_falls_due_then(lenso_jobs, observing):
+    words = ("enqueue", "email", "send", "{}", "--key", "k", "--caller", "accounts")
+
+    made = lenso_jobs(*words, "--at", "2100-01-31T18:00:00+02:00")
+    age = lenso_jobs(*words, "--at", "30m")
+
+    (job,) = observing.inspect_jobs("email", "queued")
+    assert made[0] == 0
+    assert job.available_at == datetime(2100, 1, 31, 16, tzinfo=UTC)
+    assert age[0] == 2
+    assert "--at" in age[2]
+    assert "30m is no time with an offset" in " ".join(age[2].split())
 
 
 @pytest.mark.parametrize("payload", ["{", "[]", "1", "", "s3cr3t"])
