@@ -26,6 +26,34 @@ comment on function _shard_of(text) is
 'The shard of a key: the first four bytes of its SHA-256 as a big-endian number, '
 'modulo the number of shards.';
 
+do $do$
+begin
+    execute format(
+        $$
+create or replace function _shard_server(
+    p_shards integer[], out shard integer, out item text
+)
+returns setof record
+language plproxy as %L
+        $$,
+        format(
+            $$
+    cluster %L;
+    split p_shards;
+    run on p_shards;
+    select (p_shards)[1]::integer as shard, concat_ws(
+        ' ', c.system_identifier, d.oid, extract(epoch from pg_postmaster_start_time())
+    ) as item
+    from pg_control_system() as c
+    join pg_database as d on d.datname = current_database();
+            $$,
+            current_schema() || '_shards'
+        )
+    );
+end $do$;
+comment on function _shard_server(integer[]) is
+'Which server and database a shard is; fleet check compares it.';
+
 -- PL/Proxy puts words of its own before what a shard says, and calls every failure of a
 -- connection an internal error.
 create or replace function _shard_refused(

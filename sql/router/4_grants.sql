@@ -1,3 +1,29 @@
+-- Drops the functions that this transaction did not make: another release made them.
+do $$
+declare
+    v_trigger text := current_schema() || '_shards';
+    v_stray   text;
+begin
+    for v_stray in
+        select p.oid::regprocedure::text
+        from pg_proc as p
+        where p.pronamespace = current_schema()::regnamespace
+            and p.xmin <> pg_current_xact_id()::xid
+    loop
+        execute format('drop function %s', v_stray);
+    end loop;
+
+    if not exists (select from pg_event_trigger as e where e.evtname = v_trigger) then
+        execute format(
+            'create event trigger %I on ddl_command_end '
+            'when tag in (''CREATE USER MAPPING'', ''ALTER USER MAPPING'') '
+            'execute function _shard_mapping_kept()', v_trigger
+        );
+    end if;
+    -- A disabled one would let a caller map itself to another role.
+    execute format('alter event trigger %I enable', v_trigger);
+end $$;
+
 -- Takes every right on the router's objects from everybody but their owner, then gives
 -- what _catalogue_grants lists, and what the functions behind those need.
 do $$
@@ -60,7 +86,7 @@ begin
             from unnest(array['producer', 'worker', 'observer', 'operator']) as r (kind)
             join pg_proc as p
                 on p.pronamespace = v_schema::regnamespace
-                and p.proname in ('_shards', '_shard_of', '_shard_refused')
+                and p.proname in ('_shards', '_shard_of', '_shard_refused', '_shard_server')
             union all
             select r.kind, 'USAGE', format('foreign server %I', v_schema || '_shards')
             from unnest(array['producer', 'worker', 'observer', 'operator']) as r (kind)

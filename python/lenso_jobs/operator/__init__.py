@@ -1,6 +1,7 @@
 """What operators do to an Instance, from setting it up to taking it down."""
 
 from lenso_jobs.operator._findings import Changes
+from lenso_jobs.operator._fleet import FleetError, setup_fleet
 from lenso_jobs.operator._objects import Finding
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._plan import Plan, check, find_changes, plan, uncompared
@@ -12,6 +13,7 @@ __all__ = [
     "CannotTell",
     "Changes",
     "Finding",
+    "FleetError",
     "OperatorError",
     "Part",
     "Plan",
@@ -22,6 +24,7 @@ __all__ = [
     "find_changes",
     "plan",
     "setup",
+    "setup_fleet",
     "survey",
     "uncompared",
     "uninstall",
