@@ -404,6 +404,24 @@ comment on column job.producer is 'The caller Instance that enqueued the job.';
 comment on column job.idempotency_key is
 'Unique within its producer, until the job is purged.';
 comment on column job.payload is 'Owned and understood by the business module alone.';
+-- A payload of 4 kB takes lz4 a quarter of the time that pglz takes to store it, and half
+-- of it to read it, in as many bytes. Not every server is built with lz4.
+do $$
+begin
+    if exists (
+        select
+        from pg_settings as s
+        where s.name = 'default_toast_compression' and 'lz4' = any (s.enumvals)
+    ) and exists (
+        select
+        from pg_attribute as a
+        where a.attrelid = 'job'::regclass
+            and a.attname = 'payload'
+            and a.attcompression <> 'l'
+    ) then
+        alter table job alter column payload set compression lz4;
+    end if;
+end $$;
 
 create table if not exists live_job (
     job_id            uuid             not null,

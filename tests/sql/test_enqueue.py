@@ -128,6 +128,24 @@ def test_enqueue_stores_the_payload_as_it_came(producer, owner, ask):
     assert owner.value("select payload from job") == payload
 
 
+def test_a_large_payload_is_stored_by_lz4_where_the_server_has_it(producer, owner, ask):
+    has_lz4 = owner.value(
+        "select 'lz4' = any (enumvals) from pg_settings"
+        " where name = 'default_toast_compression'"
+    )
+    payload = json.dumps({"text": "the same words again and again " * 1000})
+
+    ask(producer, payload=payload)
+
+    stored, size, text = owner.rows(
+        "select pg_column_compression(payload), pg_column_size(payload), payload::text"
+        " from job"
+    )[0]
+    assert stored == ("lz4" if has_lz4 else "pglz")
+    assert size < 1000
+    assert json.loads(text) == json.loads(payload)
+
+
 def test_enqueue_lets_the_last_of_duplicate_members_win(producer, owner, ask):
     ask(producer, payload='{"a": 1, "a": 2}')
 
