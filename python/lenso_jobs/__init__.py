@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     from lenso_jobs.kinds import Kind, Kinds
     from lenso_jobs.secrets import DirectorySecrets, EnvironmentSecrets, SecretNotFound
     from lenso_jobs.worker import (
+        AsyncFleetWorkers,
         AsyncHeldLease,
         AsyncWorker,
         Ended,
         Fail,
+        FleetWorkers,
         HeldLease,
         Observer,
         Release,
@@ -59,22 +61,24 @@ if TYPE_CHECKING:
         Worker,
         WorkerLease,
         WorkerOptions,
+        current_shard,
+        prepare_fleet_workers,
         prepare_worker,
     )
 
 # fmt: off
 __all__ = [
-    "AsyncHeldLease", "AsyncJobs", "AsyncWorker", "CompletedItem", "Configuration",
+    "AsyncFleetWorkers", "AsyncHeldLease", "AsyncJobs", "AsyncWorker", "CompletedItem", "Configuration",
     "ConfigurationError", "DirectorySecrets", "Ended", "EnqueuedItem",
     "EnqueuedJob", "EnvironmentSecrets", "ExplainedJob", "Fail", "FailedItem",
-    "FailedJob", "Failure", "Fleet", "HeldLease", "IdempotencyConflict", "InspectedAct",
+    "FailedJob", "Failure", "Fleet", "FleetWorkers", "HeldLease", "IdempotencyConflict", "InspectedAct",
     "InspectedAttempt", "InspectedFailure", "InspectedFinding", "InspectedJob",
     "InspectedQueue", "InspectedWorker", "InvalidArgument", "InvalidFailure",
     "InvalidJob", "InvalidLease", "InvalidQueue", "JobNotFound", "JobPage", "Jobs",
     "JobsError", "Kind", "Kinds", "Lease", "LeasedJob", "NewJob", "Observer", "PayloadInvalid",
     "PayloadUndecodable", "Release", "RenewedItem", "Retry", "SchemaNotReady", "SecretNotFound", "Tally",
-    "Unauthorized", "Worker", "WorkerLease", "WorkerOptions", "prepare", "prepare_async",
-    "prepare_worker", "shard_of",
+    "Unauthorized", "Worker", "WorkerLease", "WorkerOptions", "current_shard", "prepare", "prepare_async",
+    "prepare_fleet_workers", "prepare_worker", "shard_of",
 ]
 # fmt: on
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from lenso_jobs import _given
 from lenso_jobs._assets import asset_dir, sql_files
@@ -140,13 +141,16 @@ def verified(
     """Return the connection string of an Instance that this release can use."""
     _require_arguments(configuration, secrets, caller)
     conninfo = connection_string(configuration, secrets)
-    with psycopg.connect(conninfo, autocommit=True) as connection:
+    parameters: dict[str, Any] = conninfo_to_dict(conninfo)
+    if for_worker:
+        parameters = {"connect_timeout": 10, **parameters}
+    with psycopg.connect(autocommit=True, **parameters) as connection:
         verify(connection, configuration, caller)
         if for_worker and is_router(connection, configuration.schema_):
             raise SchemaNotReady(
                 f"schema {configuration.schema_} is the router of a fleet, and workers "
                 "connect to the shards",
-                hint="Run lenso-jobs work --fleet FILE.",
+                hint="Run lenso-jobs work --fleet FILE, or call prepare_fleet_workers.",
             )
     return conninfo
 

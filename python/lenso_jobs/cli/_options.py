@@ -102,6 +102,28 @@ Config = Annotated[
         "`LENSO_JOBS_CONFIG` names.",
     ),
 ]
+MaybeConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="LENSO_JOBS_CONFIG",
+        show_envvar=False,
+        metavar="FILE",
+        help="The Instance's JSON document; else the file that the environment variable "
+        "`LENSO_JOBS_CONFIG` names.",
+    ),
+]
+MaybeFleet = Annotated[
+    Path | None,
+    typer.Option(
+        "--fleet",
+        envvar="LENSO_JOBS_FLEET",
+        show_envvar=False,
+        metavar="FILE",
+        help="Instead: a fleet's JSON document; else the file that the environment "
+        "variable `LENSO_JOBS_FLEET` names.",
+    ),
+]
 SecretsDir = Annotated[
     Path | None,
     typer.Option(
@@ -178,6 +200,27 @@ Pause = Annotated[
     typer.Option(min=0.0, metavar="SECONDS", help="Wait so long between two calls."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def either(context: typer.Context, **given: Path | None) -> tuple[Path | None, ...]:
+    """Return these options with None for all but one, the one that was given.
+
+    The command line counts before the environment.
+    """
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        typed = {
+            name
+            for name in named
+            if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        }
+        named = [name for name in named if name in typed] or named
+    if len(named) != 1:
+        raise typer.BadParameter(
+            f"{len(named) or 'none'} of them given, and the command needs one",
+            param_hint=" or ".join(f"--{name}" for name in given),
+        )
+    return tuple(value if name in named else None for name, value in given.items())
 
 
 def resolver(secrets_dir: Path | None) -> Callable[[str], str]:

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from lenso_jobs.worker import AsyncWorker, Tally, Worker
+    from lenso_jobs.worker import (
+        AsyncFleetWorkers,
+        AsyncWorker,
+        FleetWorkers,
+        Tally,
+        Worker,
+    )
 
 FORCED = 3
 """The exit code of a worker whose stop was not clean."""
@@ -35,7 +41,7 @@ _LAST_RESORT_SECONDS = 10.0
 
 
 def work(  # noqa: PLR0913, PLR0917 - a worker's options
-    config: _options.Config,
+    context: typer.Context,
     queue: Annotated[
         list[str],
         typer.Option(
@@ -52,6 +58,16 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
             "run on asyncio. The current directory is searched first.",
         ),
     ],
+    config: _options.MaybeConfig = None,
+    fleet: _options.MaybeFleet = None,
+    shard: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="A shard of the fleet to work. May be given several times. Default: "
+            "all of them.",
+        ),
+    ] = None,
     secrets_dir: _options.SecretsDir = None,
     caller: _options.Caller = None,
     concurrency: Annotated[
@@ -101,7 +117,13 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
     SIGTERM, Ctrl-C, SIGHUP and SIGQUIT let running handlers end within the grace; a
     second signal ends the grace. Exit code 0 after a clean stop. Exit code 3 if the
     grace was over before handlers had ended, or if ends of jobs could not be reported.
+
+    With --fleet, one worker for each shard runs in this process. Queues and concurrency
+    count for each shard. A shard that cannot be worked is tried again.
     """
+    config, fleet = _options.either(context, config=config, fleet=fleet)
+    if shard and fleet is None:
+        raise typer.BadParameter("needs --fleet", param_hint="--shard")
     sys.path.insert(0, "")
     function = _imported(handler, "--handler")
     for wrapper in wrappers:
@@ -111,30 +133,41 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
         sys.exit(128 + left[-1])
     import logging
 
-    from lenso_jobs import Configuration
+    from lenso_jobs import Configuration, Fleet
     from lenso_jobs.errors import InvalidArgument, Unauthorized
-    from lenso_jobs.worker import Worker, prepare_worker
+    from lenso_jobs.worker import (
+        FleetWorkers,
+        Worker,
+        WorkerOptions,
+        prepare_fleet_workers,
+        prepare_worker,
+    )
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    configuration = Configuration.from_file(config)
+    document = Fleet.from_file(fleet) if fleet else Configuration.from_file(str(config))
+    configuration = document.instance if isinstance(document, Fleet) else document
     queues = _queues(queue, concurrency, configuration.queues)
+    secrets = _options.resolver(secrets_dir)
+    options: WorkerOptions = {
+        "queues": queues,
+        "batch": batch,
+        "grace": grace,
+        "on_shutdown": on_shutdown,
+        "timeout": timeout,
+        "tracebacks": tracebacks,
+        "observers": observers,
+        "prepare_threshold": 5 if prepare_statements else None,
+    }
+    worker: Any
     try:
-        worker = prepare_worker(
-            configuration,
-            _options.resolver(secrets_dir),
-            function,
-            caller,
-            queues=queues,
-            batch=batch,
-            grace=grace,
-            on_shutdown=on_shutdown,
-            timeout=timeout,
-            tracebacks=tracebacks,
-            observers=observers,
-            prepare_threshold=5 if prepare_statements else None,
-        )
+        if isinstance(document, Fleet):
+            worker = prepare_fleet_workers(
+                *(document, secrets, function, caller, shard or None), **options
+            )
+        else:
+            worker = prepare_worker(document, secrets, function, caller, **options)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
     _stop_by_signals(worker, grace)
@@ -142,7 +175,7 @@ def work(  # noqa: PLR0913, PLR0917 - a worker's options
         with _options.hinting(configuration, *queues):
             tally = (
                 worker.run(until_idle=until_idle)
-                if isinstance(worker, Worker)
+                if isinstance(worker, Worker | FleetWorkers)
                 else asyncio.run(_run(worker, until_idle=until_idle))
             )
     except Unauthorized as error:
@@ -232,7 +265,7 @@ def _refuse(name: str, option: str, error: BaseException) -> None:
 # Signals.
 
 
-async def _run(worker: AsyncWorker, *, until_idle: bool) -> Tally:
+async def _run(worker: AsyncWorker | AsyncFleetWorkers, *, until_idle: bool) -> Tally:
     """Run a worker in a loop that every signal wakes.
 
     One that comes just before the loop waits for events would be handled after them.
@@ -242,7 +275,7 @@ async def _run(worker: AsyncWorker, *, until_idle: bool) -> Tally:
     return await worker.run(until_idle=until_idle)
 
 
-def _stop_by_signals(worker: Worker | AsyncWorker, grace: float) -> None:
+def _stop_by_signals(worker: Worker | FleetWorkers, grace: float) -> None:
     from lenso_jobs._home import Process
 
     graces = chain((grace,), repeat(0.0))

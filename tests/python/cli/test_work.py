@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -32,6 +33,9 @@ def note(lease):
 async def note_async(lease):
     await asyncio.sleep(0)
     note(lease)
+
+def quiet(lease): pass
+async def quiet_async(lease): pass
 
 class Note:
     async def __call__(self, lease):
@@ -101,12 +105,19 @@ def work(directory, conninfo):
     """Start the command as the role email-worker."""
     started = []
 
-    def work(handler, *options, queue="email", before=(), **parameters):
+    def work(
+        handler,
+        *options,
+        queue="email",
+        before=(),
+        config=("--config", "jobs.json"),
+        **parameters,
+    ):
         process = subprocess.Popen(
             [
                 *before,
                 *COMMAND,
-                *("work", "--config", "jobs.json", "--queue", queue),
+                *("work", *config, "--queue", queue),
                 *("--handler", f"handlers:{handler}", *options),
             ],
             cwd=directory,
@@ -136,9 +147,9 @@ def work_here(directory, conninfo, monkeypatch):
     monkeypatch.chdir(directory)
     monkeypatch.syspath_prepend(str(directory))
 
-    def work_here(*options, user="email-worker"):
+    def work_here(*options, user="email-worker", config=("--config", "jobs.json")):
         monkeypatch.setenv("JOBS_DATABASE_URL", make_conninfo(conninfo, user=user))
-        arguments = ["lenso-jobs", "work", "--config", "jobs.json", *options]
+        arguments = ["lenso-jobs", "work", *config, *options]
         for option, value in (("--queue", "email"), ("--handler", "handlers:note")):
             arguments += () if option in options else (option, value)
         monkeypatch.setattr(sys, "argv", arguments)
@@ -519,3 +530,137 @@ def test_the_last_resort_comes_after_the_grace(monkeypatch):
 
     assert slept == [30 + _work._LAST_RESORT_SECONDS]
     assert left == [_work.FORCED]
+
+
+# A fleet: here both shards are ways to one Instance.
+
+
+@pytest.fixture
+def fleet_here(directory, conninfo, document, work_here, monkeypatch):
+    """Run the command with a fleet's document; return the exit code."""
+    shards = ["jobs/shard-0", "jobs/shard-1"]
+    (directory / "fleet.json").write_text(
+        json.dumps({"instance": json.loads(document()), "shards": shards})
+    )
+    for variable in ("JOBS_SHARD_0", "JOBS_SHARD_1"):
+        monkeypatch.setenv(variable, make_conninfo(conninfo, user="email-worker"))
+    monkeypatch.delenv("LENSO_JOBS_CONFIG", raising=False)
+
+    def fleet_here(*options):
+        return work_here("--until-idle", *options, config=())
+
+    return fleet_here
+
+
+def test_a_fleet_is_worked_until_all_shards_are_idle(
+    fleet_here, enqueue, status, caplog
+):
+    caplog.set_level("INFO", "lenso_jobs.worker")
+    job_id = enqueue()
+
+    assert fleet_here("--fleet", "fleet.json", "--handler", "handlers:quiet") == 0
+
+    assert status(job_id) == ("succeeded", None)
+    for shard in range(2):
+        assert f"shard {shard}: worker of queue email has stopped" in caplog.text
+
+
+def test_a_handler_of_a_fleet_may_be_a_coroutine_function(fleet_here, enqueue, status):
+    job_id = enqueue()
+
+    assert fleet_here("--fleet", "fleet.json", "--handler", "handlers:quiet_async") == 0
+
+    assert status(job_id) == ("succeeded", None)
+
+
+def test_shard_chooses_the_shards_that_are_worked(fleet_here, caplog):
+    caplog.set_level("INFO", "lenso_jobs.worker")
+
+    assert fleet_here("--fleet", "fleet.json", "--shard", "1") == 0
+
+    assert "shard 1: worker of queue email starts" in caplog.text
+    assert "shard 0" not in caplog.text
+
+
+def test_a_shard_that_cannot_be_reached_is_named_with_exit_code_2(
+    fleet_here, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("JOBS_SHARD_1", f"host={tmp_path} dbname=x password=sesame")
+
+    assert fleet_here("--fleet", "fleet.json", "--shard", "1") == 2
+
+    errors = capsys.readouterr().err
+    assert "shard 1 (jobs/shard-1)" in errors
+    assert "sesame" not in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "none of them given"),
+        (("--fleet", "fleet.json", "--config", "jobs.json"), "2 of them given"),
+        (("--config", "jobs.json", "--shard", "1"), "--shard: needs --fleet"),
+        (
+            ("--fleet", "fleet.json", "--shard", "2"),
+            "shards must be numbers from 0 to 1",
+        ),
+        (
+            ("--fleet", "fleet.json", "--shard", "0", "--shard", "0"),
+            "shards must not name a shard twice",
+        ),
+        (("--fleet", "jobs.json"), "instance: Field required"),
+    ],
+)
+def test_documents_and_shards_that_cannot_be_worked_are_refused(
+    fleet_here, capsys, options, says
+):
+    assert fleet_here(*options) == 2
+
+    errors = capsys.readouterr().err
+    assert says in " ".join(errors.replace("│", " ").split())
+    assert "Traceback" not in errors
+
+
+def test_the_command_line_s_document_counts_before_the_environment_s(
+    fleet_here, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "lenso_jobs.worker")
+    monkeypatch.setenv("LENSO_JOBS_FLEET", "fleet.json")
+
+    assert fleet_here("--config", "jobs.json") == 0
+    assert "shard" not in caplog.text
+
+    assert fleet_here() == 0
+    assert "shard 1: worker of queue email starts" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_workers_of_all_shards(
+    work, fleet_here, ran, enqueue, status, directory
+):
+    jobs = [enqueue(payload={"secret": f"hush-{n}"}) for n in range(3)]
+    process = work("note", config=("--fleet", "fleet.json"))
+    ran(3)
+
+    process.terminate()
+
+    code, errors = ended(process)
+    assert code == 0, errors
+    assert [status(job_id) for job_id in jobs] == [("succeeded", None)] * 3
+    assert "shard 0: worker of queue email has stopped" in errors
+    assert "shard 1: worker of queue email has stopped" in errors
+
+
+@pytest.mark.slow
+def test_a_grace_that_is_over_on_one_shard_is_exit_code_3(
+    work, fleet_here, ran, enqueue, status
+):
+    job_id = enqueue(payload={"secret": "hush"})
+    process = work("stay", "--grace", "0.2", config=("--fleet", "fleet.json"))
+    ran(1)
+
+    process.terminate()
+
+    code, errors = ended(process)
+    assert code == 3, errors
+    assert status(job_id) == ("queued", "worker_shutdown")
