@@ -91,20 +91,35 @@ $$;
 comment on function _shard_refused(text, text, text, text) is
 'Raises what a shard, or the connection to it, has refused, in the shard''s own words.';
 
--- Whoever may use the server could otherwise let a user mapping of its own name another
--- role, which a shard that trusts the router''s address would believe.
+-- Who may use a server may map itself to any role on it, which a shard that trusts the
+-- router's address would believe; or drop its own mapping, also by DROP OWNED, and
+-- then every session of that role is locked out.
 create or replace function _shard_mapping_kept()
 returns event_trigger
 language plpgsql
 set search_path from current as $$
+declare
+    v_server  text := current_schema() || '_shards';
+    v_changes boolean;
 begin
-    if exists (
+    if tg_event = 'sql_drop' then
+        v_changes := exists (
+            select
+            from pg_event_trigger_dropped_objects() as d
+            where d.object_type = 'user mapping' and v_server = any (d.address_args)
+        );
+    else
+        v_changes := exists (
+            select
+            from pg_event_trigger_ddl_commands() as c
+            join pg_user_mappings as m on m.umid = c.objid
+            where m.srvname = v_server
+        );
+    end if;
+    if v_changes and exists (
         select
-        from pg_event_trigger_ddl_commands() as c
-        join pg_user_mappings as m on m.umid = c.objid
-        join pg_foreign_server as s on s.oid = m.srvid
-        where s.srvname = current_schema() || '_shards'
-            and not pg_has_role(s.srvowner, 'usage')
+        from pg_foreign_server as s
+        where s.srvname = v_server and not pg_has_role(s.srvowner, 'usage')
     ) then
         raise exception using errcode = '42501',
             message = 'only the owner of the server may map users to the shards',
@@ -113,4 +128,5 @@ begin
 end;
 $$;
 comment on function _shard_mapping_kept() is
-'Refuses a user mapping to the shards by anyone but the owner of the foreign server.';
+'Refuses a change of a user mapping to the shards by anyone but the owner of the '
+'foreign server.';

@@ -233,13 +233,16 @@ returns %3$s
 language plpgsql
 set search_path from current
 set client_min_messages = warning
+%5$s
 as %4$L
             $$,
             v_call.name, v_call.arguments, v_call.result,
             case
                 when v_call.route = 'refuse' then E'\nbegin' || v_body || E'\nend;\n'
                 else v_begin || v_body || v_end
-            end
+            end,
+            -- PL/Proxy sends a time as text.
+            case when v_call.arguments ~ 'timestamptz' then 'set datestyle = iso' else '' end
         );
         execute format('comment on function %s is %L', v_call.name, format(
             'As %s of an Instance, %s.', v_call.name,

@@ -2,6 +2,8 @@
 do $$
 declare
     v_trigger text := current_schema() || '_shards';
+    v_event   text;
+    v_tags    text;
     v_stray   text;
 begin
     for v_stray in
@@ -13,15 +15,22 @@ begin
         execute format('drop function %s', v_stray);
     end loop;
 
-    if not exists (select from pg_event_trigger as e where e.evtname = v_trigger) then
-        execute format(
-            'create event trigger %I on ddl_command_end '
-            'when tag in (''CREATE USER MAPPING'', ''ALTER USER MAPPING'') '
-            'execute function _shard_mapping_kept()', v_trigger
-        );
-    end if;
-    -- A disabled one would let a caller map itself to another role.
-    execute format('alter event trigger %I enable', v_trigger);
+    for v_trigger, v_event, v_tags in
+        values
+            (v_trigger, 'ddl_command_end', '''CREATE USER MAPPING'', ''ALTER USER MAPPING'''),
+            (v_trigger || '_drop', 'sql_drop', '''DROP USER MAPPING'', ''DROP OWNED''')
+    loop
+        if not exists (
+            select from pg_event_trigger as e where e.evtname = v_trigger
+        ) then
+            execute format(
+                'create event trigger %I on %s when tag in (%s) '
+                'execute function _shard_mapping_kept()', v_trigger, v_event, v_tags
+            );
+        end if;
+        -- A disabled one would let a caller map itself to another role.
+        execute format('alter event trigger %I enable', v_trigger);
+    end loop;
 end $$;
 
 -- Takes every right on the router's objects from everybody but their owner, then gives

@@ -45,6 +45,8 @@ _KEPT = re.compile(
     "host|hostaddr|port|dbname|sslmode|sslrootcert|sslcrl|sslsni|channel_binding"
     "|gssencmode|krbsrvname|target_session_attrs|keepalives.*|tcp_user_timeout"
 )
+# Rows come as text. A default of the shard's database could make another time of it.
+_OPTIONS = "-c datestyle=ISO -c intervalstyle=postgres"
 _SHARD = """
 select concat_ws(
         ' ', c.system_identifier, d.oid, extract(epoch from pg_postmaster_start_time())
@@ -78,7 +80,7 @@ select 'user mapping of', usename::text, umoptions::text
 from pg_user_mappings where srvname = %(server)s
 union all
 select 'event trigger', evtname::text, format('%%s %%s %%s', evtenabled, evttags, evtfoid)
-from pg_event_trigger where evtname = %(server)s
+from pg_event_trigger where evtname in (%(server)s, %(server)s || '_drop')
 """
 
 
@@ -176,7 +178,7 @@ class _Places:
                 f"the secret {self.fleet.shards[number]} must name host and database, "
                 "because the router's server connects to it, too"
             )
-        return make_conninfo(**{"connect_timeout": "10", **kept})
+        return make_conninfo(**{"connect_timeout": "10", **kept, "options": _OPTIONS})
 
     def mark(self, number: int) -> str:
         """Say which shard it is; kept as the comment of the schema."""
