@@ -1,7 +1,14 @@
 """What operators do to an Instance, from setting it up to taking it down."""
 
 from lenso_jobs.operator._findings import Changes
-from lenso_jobs.operator._fleet import FleetError, setup_fleet
+from lenso_jobs.operator._fleet import (
+    FleetError,
+    check_fleet,
+    configure_fleet,
+    plan_fleet,
+    setup_fleet,
+    upgrade_fleet,
+)
 from lenso_jobs.operator._objects import Finding
 from lenso_jobs.operator._parts import Part
 from lenso_jobs.operator._plan import Plan, check, find_changes, plan, uncompared
@@ -20,13 +27,17 @@ __all__ = [
     "Removal",
     "Report",
     "check",
+    "check_fleet",
     "configure",
+    "configure_fleet",
     "find_changes",
     "plan",
+    "plan_fleet",
     "setup",
     "setup_fleet",
     "survey",
     "uncompared",
     "uninstall",
     "upgrade",
+    "upgrade_fleet",
 ]

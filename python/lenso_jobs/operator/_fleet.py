@@ -2,86 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from lenso_jobs._assets import asset_dir
-from lenso_jobs._prepare import connection_string
-from lenso_jobs.errors import JobsError, Translated
-from lenso_jobs.operator import _setup
-from lenso_jobs.operator._parts import Act, bootstrapping, send
+from lenso_jobs.errors import JobsError
+from lenso_jobs.operator import _plan, _router, _setup
+from lenso_jobs.operator._objects import Finding
+from lenso_jobs.operator._parts import Act, Part
+from lenso_jobs.operator._router import Connection, Places
 from lenso_jobs.operator._session import (
     OperatorError,
     connected,
     exclusively,
+    operator_key,
     silent,
 )
 from lenso_jobs.operator._setup import Report, patiently
-from lenso_jobs.operator._state import KINDS, declared
-from lenso_jobs.secrets import SecretNotFound
+from lenso_jobs.operator._state import declared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from lenso_jobs.config import Configuration
     from lenso_jobs.fleet import Fleet
 
 T = TypeVar("T")
-Connection = psycopg.Connection[Any]
-Objects = dict[tuple[str, str], Any]
 
-FLEET = "lenso-jobs fleet "
-# Of a shard's URL, what also the router's server needs. Roles are the callers' own, and
-# everybody may read the options of a foreign server.
-_KEPT = re.compile(
-    "host|hostaddr|port|dbname|sslmode|sslrootcert|sslcrl|sslsni|channel_binding"
-    "|gssencmode|krbsrvname|target_session_attrs|keepalives.*|tcp_user_timeout"
-)
-# Rows come as text. A default of the shard's database could make another time of it.
-_OPTIONS = "-c datestyle=ISO -c intervalstyle=postgres"
+_COMMAND = re.compile(r"\blenso-jobs (?=(setup|upgrade|check|configure)\b)")
+_MARK = re.compile(r"shard \d+ of \d+")
 _SHARD = """
 select concat_ws(
         ' ', c.system_identifier, d.oid, extract(epoch from pg_postmaster_start_time())
     ), obj_description(n.oid, 'pg_namespace'),
-    exists (select from pg_class where relnamespace = n.oid and relname = 'job'),
-    exists (select from pg_proc where pronamespace = n.oid and proname = '_shards')
+    exists (select from pg_class where relnamespace = n.oid and relname = 'job')
 from pg_control_system() as c
 join pg_database as d on d.datname = current_database()
 left join pg_namespace as n on n.nspname = %s
 """
-# Nothing of the passwords may be kept by the server, apart from the user mappings.
-_QUIETLY = """
-set local track_activities = off; set local log_statement = 'none';
-set local log_parameter_max_length = 0; set local log_parameter_max_length_on_error = 0;
-set local log_min_error_statement = 'panic'; set local log_min_duration_statement = -1;
-set local pg_stat_statements.track = 'none'; set local pgaudit.log = 'none'
-"""
-_MARK = re.compile(r"shard \d+ of \d+")
-_PASSWORDS = "select set_config('lenso_jobs.passwords', {}, true)"
-_OTHERS = """
-select 'role', rolname::text, '' from pg_roles where rolname = any (%(roles)s)
-union all
-select 'membership', format('of %%s in %%s', m.member::regrole, m.roleid::regrole), ''
-from pg_auth_members as m join pg_roles as r on r.oid = m.roleid
-where r.rolname = any (%(roles)s)
-union all
-select 'server', s.srvname::text, format('%%s %%s', s.srvoptions, s.srvacl)
-from pg_foreign_server as s where s.srvname = %(server)s
-union all
-select 'user mapping of', usename::text, umoptions::text
-from pg_user_mappings where srvname = %(server)s
-union all
-select 'event trigger', evtname::text, format('%%s %%s %%s', evtenabled, evttags, evtfoid)
-from pg_event_trigger where evtname in (%(server)s, %(server)s || '_drop')
-"""
+_CONFIGURE = "lenso-jobs fleet configure"
+_LET_IN = (
+    "let the role log in there, and name its password in passwords, or let the router's "
+    "server in by pg_hba.conf"
+)
+_DONE = {
+    _router.MISSING: "is made",
+    _router.DIFFERENT: "is changed",
+    _router.STRAY: "is dropped",
+}
+_FOUND = {
+    _router.MISSING: "is missing",
+    _router.DIFFERENT: "differs from the release or the document",
+    _router.STRAY: "belongs neither to the release nor to the document",
+}
 
 
 class FleetError(OperatorError):
@@ -95,7 +72,7 @@ class FleetError(OperatorError):
         self.errors = dict(errors)
         """What failed, by the same names."""
         lines = [f"{name}: {str(error).strip()}" for name, error in errors.items()]
-        super().__init__("\n".join([*lines, "run this again: what was done stays"]))
+        super().__init__("\n".join(lines))
 
 
 def setup_fleet(
@@ -108,7 +85,7 @@ def setup_fleet(
 ) -> dict[str, Report]:
     """Make the Instance on each shard, and the functions of the router.
 
-    Safe to run again. The router is made when all shards are well.
+    Safe to run again. The router is made last, once all shards are well.
 
     Args:
         fleet: The fleet's document.
@@ -122,133 +99,300 @@ def setup_fleet(
         What was done, by the name of the shard or the router.
 
     Raises:
-        SecretNotFound: A secret is missing, or is no URL.
+        SecretNotFound: A secret is missing, or cannot be used.
         OperatorError: The document does not fit the fleet that is there.
         JobsError: The router refuses.
-        FleetError: A shard failed. The others are done, and the router is not.
+        FleetError: A shard failed. Other shards are done, and the router is not.
         psycopg.Error: The router cannot be reached, or refused a statement.
     """
-    act = partial(_setup.setup, break_lock=break_lock, say=say, pooler_ok=pooler_ok)
-    return _through(_Places.of(fleet, secrets, pooler_ok), "setup", act, _made, say=say)
+    places = Places.of(fleet, secrets, pooler_ok)
+    act = partial(_setup.setup, break_lock=break_lock, pooler_ok=pooler_ok)
+
+    def of_shard(number: int, _: _Seen) -> Report:
+        configuration, conninfo = fleet.shard(number), places.shards[number]
+        report = act(configuration, conninfo, say=_named(places.name(number), say))
+        with connected(conninfo, pooler_ok=pooler_ok) as connection:
+            connection.execute(places.marking(number).encode())
+        return report
+
+    return _through(places, "setup", of_shard, _reported(places), say=say)
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The shards and the router of a fleet, with their secrets resolved."""
+def upgrade_fleet(  # noqa: PLR0913 - each is an option of the command
+    fleet: Fleet,
+    secrets: Callable[[str], str],
+    *,
+    repair_too: bool = False,
+    break_lock: bool = False,
+    say: Callable[[str], None] = silent,
+    pooler_ok: bool = False,
+) -> dict[str, Report]:
+    """Apply the pending migrations to each shard, then load the router's functions.
 
-    fleet: Fleet
-    router: str
-    shards: tuple[str, ...]
-    passwords: dict[str, str]
-    pooler_ok: bool
+    Callers and workers go on. Safe to run again.
 
-    @classmethod
-    def of(
-        cls, fleet: Fleet, secrets: Callable[[str], str], pooler_ok: bool
-    ) -> _Places:
-        """Resolve all secrets, so that nothing is begun while one is missing."""
-        numbers = range(len(fleet.shards))
-        found = cls(
-            fleet,
-            connection_string(fleet.instance, secrets),
-            tuple(connection_string(fleet.shard(n), secrets) for n in numbers),
-            {caller: secrets(name) for caller, name in fleet.passwords.items()},
-            pooler_ok,
+    Args:
+        fleet: The fleet's document.
+        secrets: As ``setup_fleet``.
+        repair_too: As ``upgrade``. The router is always repaired.
+        break_lock: As ``setup``.
+        say: As ``setup``.
+        pooler_ok: As ``setup``.
+
+    Returns:
+        What was done, by the name of the shard or the router.
+
+    Raises:
+        SecretNotFound: As ``setup_fleet``, and so the others.
+        OperatorError: The router is not set up, or the document does not fit it.
+        JobsError: The router refuses.
+        FleetError: A shard failed.
+        psycopg.Error: The router cannot be reached.
+    """
+    places = Places.of(fleet, secrets, pooler_ok)
+    act = partial(_setup.upgrade, repair_too=repair_too, break_lock=break_lock)
+
+    def of_shard(number: int, _: _Seen) -> Report:
+        said = _named(places.name(number), say)
+        conninfo = places.shards[number]
+        return act(fleet.shard(number), conninfo, say=said, pooler_ok=pooler_ok)
+
+    return _through(places, "upgrade", of_shard, _reported(places), say=say)
+
+
+def configure_fleet(
+    fleet: Fleet,
+    secrets: Callable[[str], str],
+    *,
+    drop_queues: bool = False,
+    dry_run: bool = False,
+    pooler_ok: bool = False,
+) -> dict[str, tuple[str, ...]]:
+    """Store a changed document on each shard, then bring the router to it.
+
+    Args:
+        fleet: The changed document.
+        secrets: As ``setup_fleet``.
+        drop_queues: As ``configure``.
+        dry_run: Make no change.
+        pooler_ok: As ``setup``.
+
+    Returns:
+        The changes in words, by the name of the shard or the router.
+
+    Raises:
+        SecretNotFound: As ``setup_fleet``, and so the others.
+        OperatorError: The router is not set up, or the document does not fit it.
+        JobsError: The router refuses.
+        FleetError: A shard failed, or refused the change.
+        psycopg.Error: The router cannot be reached.
+    """
+    places = Places.of(fleet, secrets, pooler_ok)
+
+    def of_shard(number: int, _: _Seen) -> tuple[str, ...]:
+        given = fleet.shard(number), places.shards[number]
+        changes = _plan.find_changes(
+            *given, drop_queues=drop_queues, pooler_ok=pooler_ok
         )
-        for number in numbers:
-            found.server(number)
+        if not dry_run:
+            _setup.configure(*given, drop_queues=drop_queues, pooler_ok=pooler_ok)
+        return (*changes.roles, *changes.stored)
+
+    def of_router(connection: Connection, _: _Seen) -> tuple[str, ...]:
+        return _loaded(connection, places, _DONE, keeps=not dry_run)
+
+    if not dry_run:
+        _refuse_to_drop(fleet, secrets, drop_queues=drop_queues, pooler_ok=pooler_ok)
+
+    return _through(places, "configure", of_shard, of_router, keeps=not dry_run)
+
+
+def _refuse_to_drop(
+    fleet: Fleet, secrets: Callable[[str], str], **options: bool
+) -> None:
+    """Refuse before any shard is changed what one of them would refuse."""
+    try:
+        changes = configure_fleet(fleet, secrets, dry_run=True, **options)
+    except FleetError as error:
+        changes = error.done
+    refused = [
+        f"{name}: {each}"
+        for name, words in changes.items()
+        for each in words
+        if "refused without" in each
+    ]
+    if refused:
+        raise OperatorError("\n".join(refused))
+
+
+def plan_fleet(  # noqa: PLR0913 - the options of three commands
+    fleet: Fleet,
+    secrets: Callable[[str], str],
+    act: Act = "setup",
+    *,
+    drop_queues: bool = False,
+    repair_too: bool = False,
+    pooler_ok: bool = False,
+) -> dict[str, str]:
+    """Return the scripts for psql of an act, and run none of them.
+
+    They hold no password: the router's takes the passwords from a variable of psql.
+
+    Args:
+        fleet: The fleet's document.
+        secrets: As ``setup_fleet``.
+        act: The name of the act.
+        drop_queues: As ``configure``.
+        repair_too: As ``upgrade``.
+        pooler_ok: As ``setup``.
+
+    Returns:
+        The script, by the name of the shard or the router.
+
+    Raises:
+        SecretNotFound: As ``setup_fleet``, and so the others.
+        OperatorError: The document does not fit the fleet that is there.
+        JobsError: The router refuses.
+        FleetError: A shard failed, or would refuse.
+        psycopg.Error: The router cannot be reached.
+    """
+    places = Places.of(fleet, secrets, pooler_ok)
+    plan = partial(_plan.plan, drop_queues=drop_queues, repair_too=repair_too)
+
+    def of_shard(number: int, seen: _Seen) -> str:
+        given = fleet.shard(number), places.shards[number]
+        found = plan(*given, act, pooler_ok=pooler_ok)
+        if act == "setup" and seen.marks[number] != places.mark(number):
+            marking = Part("which shard it is", (places.marking(number),))
+            found = replace(found, parts=(*found.parts, marking))
+        return found.script()
+
+    def of_router(connection: Connection, _: _Seen) -> str:
+        words = _loaded(connection, places, _DONE, keeps=False)
+        if places.passwords:
+            words += ("first: \\set passwords `cat FILE`, a JSON object by caller",)
+        parts = (Part("the router", _router.for_psql(places), words),) if words else ()
+        key = operator_key(places.schema)
+        return _plan.Plan(act, places.schema, parts, key).script()
+
+    return _through(places, act, of_shard, of_router, keeps=False)
+
+
+def check_fleet(
+    fleet: Fleet, secrets: Callable[[str], str], *, pooler_ok: bool = False
+) -> dict[str, list[Finding]]:
+    """List every difference of the shards and of the router, and change nothing.
+
+    The router's part also calls each shard as each declared caller.
+
+    Args:
+        fleet: The fleet's document.
+        secrets: As ``setup_fleet``.
+        pooler_ok: As ``setup``.
+
+    Returns:
+        The differences, by the name of the shard or the router.
+
+    Raises:
+        SecretNotFound: As ``setup_fleet``, and so the others.
+        OperatorError: The router is not set up, or the document does not fit it.
+        JobsError: The router refuses.
+        FleetError: A shard cannot be checked.
+        psycopg.Error: The router cannot be reached.
+    """
+    places = Places.of(fleet, secrets, pooler_ok)
+
+    def of_shard(number: int, seen: _Seen) -> list[Finding]:
+        given = fleet.shard(number), places.shards[number]
+        found = [
+            replace(each, remedy=_COMMAND.sub("lenso-jobs fleet ", each.remedy))
+            for each in _plan.check(*given, pooler_ok=pooler_ok)
+        ]
+        if seen.marks[number] != places.mark(number):
+            what = f"schema {places.schema} is not marked as {places.mark(number)}"
+            found.append(Finding(what, "lenso-jobs fleet setup", finding=""))
         return found
 
-    @property
-    def schema(self) -> str:
-        return self.fleet.instance.schema_
+    def of_router(connection: Connection, seen: _Seen) -> list[Finding]:
+        words = _loaded(connection, places, _FOUND, keeps=False)
+        found = [
+            Finding(each, "lenso-jobs fleet upgrade", finding="") for each in words
+        ]
+        # Before the functions are there, each call would fail.
+        return found or [*_unreached(places, seen)]
 
-    def name(self, number: int | None = None) -> str:
-        """Name a shard, or the router, with its secret."""
-        if number is None:
-            return f"router ({self.fleet.instance.database_url_secret})"
-        return f"shard {number} ({self.fleet.shards[number]})"
+    return _through(places, "upgrade", of_shard, of_router, keeps=False)
 
-    def server(self, number: int) -> str:
-        """Return how the router's server reaches a shard."""
-        given = conninfo_to_dict(self.shards[number])
-        kept = {name: str(given[name]) for name in given if _KEPT.fullmatch(name)}
-        if not ({"host", "hostaddr"} & kept.keys() and "dbname" in kept):
-            raise SecretNotFound(
-                f"the secret {self.fleet.shards[number]} must name host and database, "
-                "because the router's server connects to it, too"
-            )
-        return make_conninfo(**{"connect_timeout": "10", **kept, "options": _OPTIONS})
 
-    def mark(self, number: int) -> str:
-        """Say which shard it is; kept as the comment of the schema."""
-        return f"shard {number} of {len(self.shards)}"
+@dataclass(slots=True)
+class _Seen:
+    """What the shards were before anything was done."""
 
-    def marking(self, number: int) -> str:
-        """Write the statement that marks a shard."""
-        schema, mark = sql.Identifier(self.schema), sql.Literal(self.mark(number))
-        text = "comment on schema {} is {}"
-        return sql.SQL(text).format(schema, mark).as_string(None)
+    servers: dict[int, str] = field(default_factory=dict)
+    """Which server and database each is; without those that are not reached."""
+    marks: dict[int, str | None] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
 
 
 def _through(  # noqa: PLR0913 - two functions, and how they are used
-    places: _Places,
+    places: Places,
     act: Act,
-    of_shard: Callable[[Configuration, str], T],
-    of_router: Callable[[Connection, _Places], T],
+    of_shard: Callable[[int, _Seen], T],
+    of_router: Callable[[Connection, _Seen], T],
     *,
     say: Callable[[str], None] = silent,
     keeps: bool = True,
 ) -> dict[str, T]:
-    """Do an act on each shard, then on the router if all shards are well."""
+    """Do an act on each shard, then on the router: if it *keeps*, if all are well."""
     done: dict[str, T] = {}
     with connected(places.router, pooler_ok=places.pooler_ok) as connection:
-        with exclusively(connection, places.schema, say):
-            errors = _look(connection, places, act)
-        with exclusively(connection, places.schema, say) if keeps else nullcontext():
-            for number, conninfo in enumerate(places.shards):
+        alone = partial(exclusively, connection, places.schema, say)
+        with alone():
+            seen = _look(connection, places, act)
+        errors = seen.errors
+        with alone() if keeps else nullcontext():
+            for number in seen.servers:
                 name = places.name(number)
-                if name in errors:
-                    continue
                 try:
-                    done[name] = of_shard(places.fleet.shard(number), conninfo)
-                    if act == "setup" and keeps:
-                        _mark(places, number)
+                    done[name] = of_shard(number, seen)
                 except (JobsError, OperatorError, psycopg.Error) as error:
                     errors[name] = error
             if not (errors and keeps):
-                done[places.name()] = of_router(connection, places)
+                with alone():
+                    done[places.name()] = of_router(connection, seen)
     if errors:
         raise FleetError(done, errors)
     return done
 
 
-def _look(connection: Connection, places: _Places, act: Act) -> dict[str, Exception]:
-    """Refuse what does not fit, before anything is changed; return who is not reached."""
-    schema = places.schema
-    errors: dict[str, Exception] = {}
-    seen: dict[str, str] = {}
-    is_known = _is_router(connection, schema)
+def _look(connection: Connection, places: Places, act: Act) -> _Seen:
+    """Refuse what does not fit, before anything is changed."""
+    schema, seen = places.schema, _Seen()
+    is_known = _router.is_router(connection, schema)
     if not is_known and act != "setup":
-        raise OperatorError(f"the router of {schema} is not set up; run: {FLEET}setup")
+        raise OperatorError(
+            f"the router of {schema} is not set up; run: lenso-jobs fleet setup"
+        )
     for number, conninfo in enumerate(places.shards):
         name = places.name(number)
         try:
             with connected(
                 conninfo, read_only=True, pooler_ok=places.pooler_ok
             ) as shard:
-                ((server, mark, has_jobs, is_router),) = shard.execute(
+                ((server, mark, has_jobs),) = shard.execute(
                     _SHARD, (schema,)
                 ).fetchall()
+                is_router = _router.is_router(shard, schema)
         except (OperatorError, psycopg.Error) as error:
-            errors[name] = error
+            seen.errors[name] = error
             continue
+        same = [places.name(n) for n, other in seen.servers.items() if other == server]
         fault = None
-        if server in seen:
-            fault = f"is the database of {seen[server]}, too: each needs its own"
+        if same:
+            fault = f"is the database of {same[0]}, too: each shard needs its own"
         elif is_router:
             fault = "is the router of a fleet"
-        elif mark not in {None, places.mark(number)} and _MARK.fullmatch(mark):
+        elif _MARK.fullmatch(mark or "") and mark != places.mark(number):
             fault = f"is {mark} already: keep the number and the order of the shards"
         elif is_known and not has_jobs and act == "setup":
             fault = (
@@ -257,126 +401,77 @@ def _look(connection: Connection, places: _Places, act: Act) -> dict[str, Except
             )
         if fault is not None:
             raise OperatorError(f"{name} {fault}")
-        seen[server] = name
-    with Translated(), connection.transaction(force_rollback=True):
-        for statement in _script(places)[:_FIRST_STEPS]:
-            send(connection, statement)
-    return errors
+        seen.servers[number], seen.marks[number] = server, mark
+    _router.refuse(connection, places)
+    return seen
 
 
-def _is_router(connection: Connection, schema: str) -> bool:
-    found = connection.execute(
-        "select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace"
-        " where n.nspname = %s and p.proname = '_shards'",
-        (schema,),
-    )
-    return found.fetchone() is not None
-
-
-def _mark(places: _Places, number: int) -> None:
-    with connected(places.shards[number], pooler_ok=places.pooler_ok) as connection:
-        send(connection, places.marking(number))
+def _named(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda sentence: say(f"{name}: {sentence}")
 
 
 # The router.
 
-# bootstrap.sql with its document, then the servers and 0_server.sql: these refuse.
-_FIRST_STEPS = 5
+
+def _reported(places: Places) -> Callable[[Connection, _Seen], Report]:
+    def of_router(connection: Connection, _: _Seen) -> Report:
+        is_new = not _router.is_router(connection, places.schema)
+        words = _loaded(connection, places, _DONE, keeps=True)
+        return Report(rights=("the router is made",) if is_new else words)
+
+    return of_router
 
 
-def _script(places: _Places) -> list[str]:
-    """Write what makes the router, apart from the passwords."""
-    root, schema = asset_dir("sql"), sql.Identifier(places.schema)
-    servers = json.dumps([places.server(n) for n in range(len(places.shards))])
-
-    def text(name: str) -> str:
-        return (root / name).read_text(encoding="utf-8")
-
-    def path(of: sql.Identifier) -> str:
-        return sql.SQL("set local search_path = {}, pg_temp").format(of).as_string(None)
-
-    given = sql.SQL("select set_config('lenso_jobs.servers', {}, true)")
-    beside = "_lenso_jobs_types"
-    return [
-        *bootstrapping(places.fleet.instance).statements,
-        given.format(sql.Literal(servers)).as_string(None),
-        path(schema),
-        text("router/0_server.sql"),
-        f"create schema {beside}",
-        path(sql.Identifier(beside)),
-        text("1_types.sql"),
-        path(schema),
-        text("router/0_types.sql"),
-        text("1_types.sql"),
-        text("3_errors.sql"),
-        text("3_reasons.sql"),
-        text("4_internal/_catalogue_grants.sql"),
-        *map(
-            text, sorted(f"router/{path.name}" for path in root.glob("router/[1-9]*"))
-        ),
-    ]
-
-
-def _made(connection: Connection, places: _Places) -> Report:
-    words = patiently(partial(_load, connection, places), "the router", silent)
-    return Report(rights=words)
-
-
-def _load(
-    connection: Connection, places: _Places, *, keeps: bool = True
+def _loaded(
+    connection: Connection, places: Places, words: Mapping[str, str], *, keeps: bool
 ) -> tuple[str, ...]:
-    """Load the router's functions, and return in words what that changes.
-
-    Rolled back where it changes nothing, so that sessions keep their plans.
-    """
-    is_known = _is_router(connection, places.schema)
-    with Translated(), connection.transaction(force_rollback=not keeps) as transaction:
-        send(connection, "set local lock_timeout = '5s'")
-        send(connection, "set local client_min_messages = warning")
-        before = _described(connection, places)
-        if places.passwords:
-            send(connection, _QUIETLY)
-            passwords = json.dumps(places.passwords)
-            connection.execute(_PASSWORDS.format("%s"), (passwords,))
-        for statement in _script(places):
-            send(connection, statement)
-        after = _described(connection, places)
-        words = tuple(_changes(before, after))
-        if not words:
-            raise psycopg.Rollback(transaction)
-    return words if is_known or not keeps else ("the router is made",)
+    """Load the router's functions; return in words what changes."""
+    load = partial(_router.load, connection, places, keeps=keeps)
+    found = patiently(load, "the router", silent)
+    return tuple(f"{name} {words[word]}" for name, word in found)
 
 
-def _changes(before: Objects, after: Objects) -> Iterator[str]:
-    for kind, name in sorted(before.keys() | after.keys()):
-        key = (kind, name)
-        if key not in before:
-            yield f"{kind} {name} is missing"
-        elif key not in after:
-            yield f"{kind} {name} does not belong to this release"
-        elif before[key] != after[key]:
-            yield f"{kind} {name} differs"
+def _unreached(places: Places, seen: _Seen) -> Iterator[Finding]:
+    """Call each shard from the router, as each declared caller."""
+    fleet = places.fleet
+    schema = sql.Identifier(places.schema)
+    ask = sql.SQL("select item from {}._shard_inspect(array[%s], gen_random_uuid())")
+    which = sql.SQL("select item from {}._shard_server(array[%s])")
+    mistaken = set()
+    for caller in declared(fleet.instance):
+        # Each in a session of its own: PL/Proxy keeps a connection a shard and caller.
+        with connected(places.router, pooler_ok=places.pooler_ok) as connection:
+            connection.execute("select set_config('role', %s, false)", (caller,))
+            for number, server in seen.servers.items():
+                error = _refusal_of(connection, ask.format(schema), number)
+                if error is None:
+                    ((found,),) = connection.execute(
+                        which.format(schema), (number,)
+                    ).fetchall()
+                    if found != server and number not in mistaken:
+                        mistaken.add(number)
+                        yield Finding(
+                            f"shard {number} is another database for the router's server "
+                            "than for this command",
+                            f"name a host in the secret {fleet.shards[number]} that both "
+                            "reach; then: lenso-jobs fleet upgrade",
+                            finding="",
+                        )
+                    continue
+                what = f"caller {caller} cannot reach shard {number}: {error}"
+                is_let_in = error.startswith("REMOTE ")
+                yield Finding(what, _CONFIGURE if is_let_in else _LET_IN, finding="")
 
 
-def _described(connection: Connection, places: _Places) -> Objects:
-    """Describe everything that the script makes."""
-    schema, instance = places.schema, places.fleet.instance
-    path = sql.SQL("set local search_path = {}, pg_temp").format(sql.Identifier(schema))
-    connection.execute(path)
-    file = asset_dir("sql") / "4_internal" / "_catalogue_objects.sql"
-    own = "function pg_temp._catalogue_objects("
-    send(
-        connection,
-        file.read_text(encoding="utf-8").replace("function _catalogue_objects(", own),
-    )
-    rows = connection.execute(
-        "select kind, name, facts - 'made' from pg_temp._catalogue_objects(%s)",
-        (schema,),
-    )
-    found = {(kind, name): facts for kind, name, facts in rows.fetchall()}
-    groups = [f"{instance.prefix}_{kind}" for kind in KINDS]
-    of = {"roles": [*groups, *declared(instance)], "server": f"{schema}_shards"}
-    return found | {
-        (kind, name): facts
-        for kind, name, facts in connection.execute(_OTHERS, of).fetchall()
-    }
+def _refusal_of(
+    connection: Connection, statement: sql.Composed, number: int
+) -> str | None:
+    """Ask a shard for a job that is not there; None if it says so."""
+    try:
+        connection.execute(statement, (number,))
+    except psycopg.Error as error:
+        if error.sqlstate == "LJ006":
+            return None
+        said = (error.diag.message_primary or str(error)).partition("\n")[0]
+        return re.sub(r"^.*?\[[^]]*\] (PQ\w+: )?", "", said)
+    return "it has the job of a random id"
