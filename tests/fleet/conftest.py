@@ -43,7 +43,7 @@ local all     all      scram-sha-256
 
 def password_of(caller):
     """The password that the shards know, with all that could break a quotation."""
-    return f"the 'pass\\word' of \"{caller}\" = %s"
+    return f"the 'trout\\fish' of \"{caller}\" = %s"
 
 
 def _programs():
@@ -243,6 +243,18 @@ def _fleet(new_fleet):
     fleet = new_fleet()
     fleet.empty()  # the audit has the set-up
     return fleet
+
+
+@pytest.fixture(scope="session")
+def _trusting_fleet(new_fleet):
+    return new_fleet("trusted", passwords=False)
+
+
+@pytest.fixture
+def trusting_fleet(_trusting_fleet):
+    """A fleet whose shards trust the router, without a job."""
+    yield _trusting_fleet
+    _trusting_fleet.empty()
 
 
 @pytest.fixture

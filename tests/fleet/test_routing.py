@@ -396,23 +396,22 @@ def test_settings_of_sessions_and_databases_change_no_value(fleet):
     assert fleet.open(shard=1).value("select payload from job") == {"é": "😀"}
 
 
-def test_a_fleet_whose_shards_trust_the_router_needs_no_password(new_fleet):
-    fleet = new_fleet("trusted", passwords=False)
-    try:
-        for caller in ("accounts", "organization"):
-            for shard in range(2):
-                fleet.jobs(caller).enqueue(
-                    "email", "send", {}, idempotency_key=fleet.key(shard)
-                )
+def test_a_fleet_whose_shards_trust_the_router_needs_no_password(trusting_fleet):
+    fleet = trusting_fleet
+    for caller in ("accounts", "organization"):
         for shard in range(2):
-            assert fleet.open(shard=shard).rows(
-                "select producer, count(*) from job group by 1 order by 1"
-            ) == [("accounts", 1), ("organization", 1)]
-        assert "password" not in str(
-            fleet.open().rows("select umoptions from pg_user_mappings")
-        )
-    finally:
-        fleet.empty()
+            key = fleet.key(shard)
+            fleet.jobs(caller).enqueue("email", "send", {}, idempotency_key=key)
+
+    for shard in range(2):
+        assert fleet.open(shard=shard).rows(
+            "select producer, count(*) from job group by 1 order by 1"
+        ) == [("accounts", 1), ("organization", 1)]
+    mappings = fleet.open().rows(
+        "select usename, umoptions from pg_user_mappings where srvname ^@ %s",
+        fleet.schema,
+    )
+    assert mappings == [("public", None)]
 
 
 def test_a_client_that_is_given_a_caller_acts_as_that_caller(fleet):
