@@ -167,6 +167,8 @@ from (values
     ('retention_overdue', 'notice',
     'Ended jobs are kept for longer than retention_seconds.',
     'Have a scheduler call enforce_retention: lenso-jobs purge --retention.'),
+    ('shard_unreachable', 'critical', 'A shard of a fleet cannot be reached.',
+    'Start its server, or mend the way to it. Then run lenso-jobs fleet check.'),
     ('not_readable', 'warning',
     'A part of inspect_health failed, so its findings are missing.',
     'Give the Instance''s owner the right to read what the message names.')

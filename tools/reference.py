@@ -27,6 +27,8 @@ from lenso_jobs.errors import REGISTRY
 from lenso_jobs.operator import setup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import click
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,7 +196,7 @@ def _sentences(text: str) -> list[str]:
 def commands() -> str:
     """Write every command with its options, as its help has them."""
     command = typer.main.get_command(app)
-    every: dict[str, click.Command] = dict(sorted(command.commands.items()))  # type: ignore[attr-defined]
+    every = dict(sorted(_flat(command)))
     rows = {name: [_row(each) for each in every[name].params] for name in every}
     used = Counter(row for listed in rows.values() for row in listed)
     common = [row for row, count in used.items() if count >= MANY]
@@ -209,6 +211,15 @@ def commands() -> str:
         if own:
             lines += [*_table(own), ""]
     return "\n".join(lines)
+
+
+def _flat(group: Any, before: str = "") -> Iterator[tuple[str, click.Command]]:  # noqa: ANN401
+    """Yield each command by its name, those of a group with the group's before it."""
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from _flat(each, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", each
 
 
 def _table(rows: list[tuple[str, str]]) -> list[str]:

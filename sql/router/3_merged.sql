@@ -273,10 +273,10 @@ begin
                     v_message := sqlerrm;
                 end;
                 return query
-                select 'critical', 'shard_unreachable', format('shard %s', v_shard),
-                    null::timestamptz, split_part(v_message, E'\n', 1),
-                    'Start that server, or mend the way to it; lenso-jobs fleet check '
-                    'says whether it is the Instance that it should be.';
+                select f.severity, f.finding, format('shard %s', v_shard),
+                    null::timestamptz, split_part(v_message, E'\n', 1), f.remedy
+                from health_finding as f
+                where f.finding = 'shard_unreachable';
         end;
     end loop;
 end;

@@ -291,7 +291,7 @@ ANSWERS = {
 @pytest.mark.slow
 def test_every_command_does_its_task(newcomer):
     listed = set(typer.main.get_command(app).commands)
-    assert listed == ANSWERS.keys() | {"work", "demo", "dev"}  # of other tests
+    assert listed == ANSWERS.keys() | {"work", "demo", "dev", "fleet"}  # of other tests
     newcomer("lenso-jobs", "setup", "--config", "jobs.json")
     with psycopg.connect(newcomer.conninfo, autocommit=True) as connection:
         accounts, worker = newcomer.ours('"accounts" "email-worker"').split()

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from lenso_jobs.cli import _acts, _dev, _local, _look, _manage, _metrics, _work, unread
+from lenso_jobs.cli import (
+    _acts,
+    _dev,
+    _fleet,
+    _local,
+    _look,
+    _manage,
+    _metrics,
+    _work,
+    unread,
+)
 from lenso_jobs.cli._screen import refuse, say
 
 if TYPE_CHECKING:
@@ -85,6 +95,17 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in _PANELS.items():
     for command in commands:
         app.command(cls=_Command, rich_help_panel=panel)(command)
+_of_fleets = typer.Typer(
+    name="fleet",
+    help="Commands on a fleet: Instances on several servers, behind a router.",
+    no_args_is_help=True,
+)
+for command in (
+    *(_fleet.setup, _fleet.plan, _fleet.upgrade, _fleet.check, _fleet.configure),
+    *(_fleet.health, _fleet.stats),
+):
+    _of_fleets.command(cls=_Command)(command)
+app.add_typer(_of_fleets, rich_help_panel="Manage an Instance")
 
 
 def _print_version(wanted: bool) -> None:
@@ -123,7 +144,7 @@ def run() -> None:
         refuse("interrupted")
         sys.exit(130)
     except Exception as error:
-        found = _of(error)
+        found = told(error)
         if found is None:
             raise
         code, message, hint = found
@@ -155,7 +176,7 @@ _REFUSALS = {
 }
 
 
-def _of(error: Exception) -> tuple[int, str, str | None] | None:
+def told(error: Exception) -> tuple[int, str, str | None] | None:
     """Return exit code, sentence and hint of an expected error."""
     import psycopg
 

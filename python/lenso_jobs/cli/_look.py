@@ -323,7 +323,8 @@ def stats(  # noqa: PLR0913, PLR0917 - a command's options
                 return
 
 
-def _snapshot(instance: _options.Instance) -> _screen.Snapshot:
+def snapshot(instance: _options.Instance) -> _screen.Snapshot:
+    """Read findings, queues and workers at one time."""
     from psycopg import errors
 
     from lenso_jobs._prepare import SCHEMA_VERSION
@@ -355,7 +356,7 @@ def snapshots_of(opened: Opened, every: float) -> Generator[_screen.Snapshot | s
         try:
             with opened() as instance:
                 while True:
-                    yield _snapshot(instance)
+                    yield snapshot(instance)
                     has_begun = True
                     time.sleep(every)
         except (psycopg.Error, lenso_jobs.JobsError) as error:

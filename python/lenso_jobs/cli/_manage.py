@@ -65,12 +65,7 @@ def plan(  # noqa: PLR0913, PLR0917 - the options of three commands
     """
     from lenso_jobs import operator
 
-    for option, given, of in (
-        ("--drop-queues", drop_queues, "configure"),
-        ("--repair", repair, "upgrade"),
-    ):
-        if given and act != of:
-            raise typer.BadParameter(f"is an option of {of}", param_hint=option)
+    require_act(act, drop_queues=drop_queues, repair=repair)
     found = operator.plan(
         *_options.load(config, secrets_dir),
         act,
@@ -84,6 +79,16 @@ def plan(  # noqa: PLR0913, PLR0917 - the options of three commands
         as_json({"act": found.act, "parts": parts, "uncompared": found.uncompared})
     else:
         as_is(found.script())
+
+
+def require_act(act: str, *, drop_queues: bool, repair: bool) -> None:
+    """Refuse an option that the planned command does not have."""
+    for option, given, of in (
+        ("--drop-queues", drop_queues, "configure"),
+        ("--repair", repair, "upgrade"),
+    ):
+        if given and act != of:
+            raise typer.BadParameter(f"is an option of {of}", param_hint=option)
 
 
 def upgrade(  # noqa: PLR0913, PLR0917 - a command's options
@@ -124,15 +129,7 @@ def _tell(report: Report, done: Iterable[str], machine: bool) -> None:
     if machine:
         as_json(asdict(report))
     else:
-        for name in report.migrations:
-            say(f"applied {name}")
-        for name in report.recorded:
-            say(f"recorded {name}, which was applied before")
-        for each in report.rights:
-            say(f"done: {each}")
-        _print_findings(report.differences)
-        for each in done:
-            say(each)
+        print_report(report, done)
     if report.uncompared:
         refuse(uncompared(report.uncompared))
         raise typer.Exit(2)
@@ -140,7 +137,21 @@ def _tell(report: Report, done: Iterable[str], machine: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_findings(findings: Iterable[Finding]) -> None:
+def print_report(report: Report, done: Iterable[str]) -> None:
+    """Print what was done, and what is left."""
+    for name in report.migrations:
+        say(f"applied {name}")
+    for name in report.recorded:
+        say(f"recorded {name}, which was applied before")
+    for each in report.rights:
+        say(f"done: {each}")
+    print_findings(report.differences)
+    for each in done:
+        say(each)
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """Print differences, each with what mends it."""
     for finding in findings:
         say(finding.what)
         say(f"    {finding.advice}", style="dim")
@@ -169,7 +180,7 @@ def check(
     if json:
         as_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        _print_findings(findings)
+        print_findings(findings)
     if findings:
         raise typer.Exit(1)
     if not json:

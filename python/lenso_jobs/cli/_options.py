@@ -113,6 +113,17 @@ MaybeConfig = Annotated[
         "`LENSO_JOBS_CONFIG` names.",
     ),
 ]
+Fleet = Annotated[
+    Path,
+    typer.Option(
+        "--fleet",
+        envvar="LENSO_JOBS_FLEET",
+        show_envvar=False,
+        metavar="FILE",
+        help="The fleet's JSON document; else the file that the environment variable "
+        "`LENSO_JOBS_FLEET` names.",
+    ),
+]
 MaybeFleet = Annotated[
     Path | None,
     typer.Option(
@@ -344,12 +355,26 @@ def opened(
     Refuse an Instance that is not as this release needs it, if it is to be *verified*.
     A refusal of the *queue* names it.
     """
+    given = load(config, secrets_dir)
+    with opened_on(*given, caller, queue=queue, verified=verified) as instance:
+        yield instance
+
+
+@contextmanager
+def opened_on(
+    configuration: Configuration,
+    conninfo: str,
+    caller: str | None,
+    *,
+    queue: str | None = None,
+    verified: bool = True,
+) -> Iterator[Instance]:
+    """Do as ``opened`` with a document and a URL that are loaded."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     from lenso_jobs._prepare import verify
 
-    configuration, conninfo = load(config, secrets_dir)
     parameters: dict[str, Any] = {
         "connect_timeout": "10",
         "tcp_user_timeout": "20000",

@@ -354,12 +354,12 @@ def _sections(snapshot: Snapshot, *, is_brief: bool = False) -> Iterator[Section
         nothing = "a table is locked or missing, so nothing was read"
         yield Section("Queues", nothing=nothing)
         return
-    yield Section("Queues", queues, list(_queues(now)))
+    yield Section("Queues", queues, list(queue_columns(now)))
     codes = [(q, code, n) for q in queues for code, n in q.failure_codes.items()]
     codes.sort(key=lambda each: (-each[2], each[0].queue, each[1]))
     since = min((each.counted_since for each in queues), default=now)
     yield Section(f"Failed in the last {age(now - since)}", codes, _CODES)
-    yield Section("Workers", workers, list(_workers(now)))
+    yield Section("Workers", workers, list(worker_columns(now)))
 
 
 def _urgency(queue: InspectedQueue) -> tuple[timedelta, int, int]:
@@ -370,7 +370,8 @@ def _urgency(queue: InspectedQueue) -> tuple[timedelta, int, int]:
 # The columns that matter least come last: a narrow terminal leaves those out.
 
 
-def _queues(now: datetime) -> Iterator[Column]:
+def queue_columns(now: datetime) -> Iterator[Column]:
+    """Yield what is shown of a queue."""
     yield name("queue", lambda q: _declared(q.queue, q.is_declared, q.paused_at))
     yield Column("ready", lambda q: _count(q.ready, q))
     yield Column("oldest", lambda q: _waiting(q.oldest_ready_age))
@@ -393,7 +394,8 @@ _CODES = (
 )
 
 
-def _workers(now: datetime) -> Iterator[Column]:
+def worker_columns(now: datetime) -> Iterator[Column]:
+    """Yield what is shown of a worker."""
     yield name("worker", lambda w: _declared(w.worker, w.is_declared))
     yield Column("leases", lambda w: _count(w.leases, w))
     yield Column("sessions", _sessions)
