@@ -423,3 +423,13 @@ def test_a_client_that_is_given_a_caller_acts_as_that_caller(fleet):
         assert fleet.open(shard=0).rows(
             "select producer from job where idempotency_key = %s", key
         ) == [(caller,)]
+
+
+def test_the_planner_inlines_the_shard_of_a_key(fleet):
+    # As a call it takes longer than all else that the router does for a job.
+    plan = fleet.open("accounts").rows(
+        "explain verbose select _shard_of(concat(now()))"
+    )
+
+    assert "sha256" in str(plan)
+    assert "_shard_of" not in str(plan)
