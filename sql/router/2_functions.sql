@@ -86,7 +86,7 @@ $$;
                 ('inspect_jobs',
                 'p_queue text, p_status text, p_kind text default null, '
                 'p_limit integer default 100, p_before uuid default null',
-                'setof inspected_job', 'newest job_id'),
+                'setof inspected_job', 'sum'),
 
                 ('explain_job', 'p_job_id uuid', 'explained_job', 'sum'),
                 ('inspect_queues', '', 'setof inspected_queue', 'sum'),

@@ -129,6 +129,53 @@ $$;
 comment on function explain_job(uuid) is
 'As explain_job of an Instance, of the shard that has the job.';
 
+create or replace function inspect_jobs(
+    p_queue text, p_status text, p_kind text default null,
+    p_limit integer default 100, p_before uuid default null
+)
+returns setof inspected_job
+language plpgsql
+set search_path from current
+set client_min_messages = warning
+as $$
+declare
+    v_jobs    inspected_job[];
+    v_cut     uuid;
+    v_count   integer;
+    v_mark    inspected_job;
+    v_state   text;
+    v_message text;
+    v_detail  text;
+    v_hint    text;
+begin
+    select array_agg(s.item),
+        max((s.item).job_id::text) filter (where (s.item).status is null)
+    into v_jobs, v_cut
+    from _shard_inspect_jobs(
+        _shards(), p_queue, p_status, p_kind, p_limit, p_before
+    ) as s;
+
+    -- A shard that was cut short may have jobs that are older than its last row.
+    return query
+    select j.*
+    from unnest(v_jobs) as j
+    where j.status is not null and (v_cut is null or j.job_id >= v_cut)
+    order by j.job_id desc
+    limit p_limit;
+    get diagnostics v_count = row_count;
+    if v_count < p_limit and v_cut is not null then
+        v_mark.job_id := v_cut;
+        return next v_mark;
+    end if;
+exception when others then
+    get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,
+        v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+    perform _shard_refused(v_state, v_message, v_detail, v_hint);
+end;
+$$;
+comment on function inspect_jobs(text, text, text, integer, uuid) is
+'As inspect_jobs of an Instance, of all shards.';
+
 create or replace function inspect_queues()
 returns setof inspected_queue
 language plpgsql
@@ -225,16 +272,17 @@ declare
     v_detail  text;
     v_hint    text;
 begin
+    -- Each shard has its own end of the page before, so that none leaves a gap.
     return query
-    select r.act_id, (r.item).acted_at, (r.item).operator, (r.item).act,
-        (r.item).arguments || jsonb_build_object('shard', r.shard),
-        (r.item).job_count, (r.item).login
-    from (
-        select s.shard, s.item, (s.item).act_id * v_count + s.shard as act_id
-        from _shard_inspect_acts(_shards(), p_limit, p_before / v_count + 1) as s
-    ) as r
-    where r.act_id < coalesce(p_before, 9223372036854775807)
-    order by r.act_id desc
+    select (s.item).act_id * v_count + s.shard as act_id, (s.item).acted_at,
+        (s.item).operator, (s.item).act,
+        (s.item).arguments || jsonb_build_object('shard', s.shard),
+        (s.item).job_count, (s.item).login
+    from unnest(_shards()) as n (shard)
+    cross join lateral _shard_inspect_acts(
+        array[n.shard], p_limit, ceil((p_before::numeric - n.shard) / v_count)::bigint
+    ) as s
+    order by 1 desc
     limit greatest(p_limit, 1);
 exception when others then
     get stacked diagnostics v_state = returned_sqlstate, v_message = message_text,

@@ -73,14 +73,13 @@ class Machine(servers.Server):
 
 
 @pytest.fixture(scope="session")
-def machines():
-    """The router and the shards, as servers: ``[router, shard 0, shard 1]``."""
+def new_machine():
+    """Start a server. All but the router ask for passwords."""
     settings = {
         "fsync": "off",
         "full_page_writes": "off",
         "shared_buffers": "16MB",
         "autovacuum": "off",
-        "wal_level": "logical",
         "log_statement": "all",
         "log_min_duration_statement": "0",
         "logging_collector": "on",
@@ -95,12 +94,19 @@ def machines():
         passwords.write_text(f"*:*:*:{DUTY}:{_escaped(password_of(DUTY))}\n", "utf-8")
         _give(passwords, _account())
         passwords.chmod(0o600)
-        made = []
-        for number in range(SHARDS + 1):
-            of_shard = {"hba_file": str(hba)} if number else {}
-            server = Machine(ground / f"{number}", settings | of_shard, passwords)
-            made.append(stack.enter_context(server))
-        yield made
+
+        def new_machine(name):
+            of_shard = {} if name == "router" else {"hba_file": str(hba)}
+            server = Machine(ground / name, settings | of_shard, passwords)
+            return stack.enter_context(server)
+
+        yield new_machine
+
+
+@pytest.fixture(scope="session")
+def machines(new_machine):
+    """The router and the shards, as servers: ``[router, shard 0, shard 1]``."""
+    return [new_machine(name) for name in ("router", *map(str, range(SHARDS)))]
 
 
 def _escaped(password):
@@ -129,6 +135,8 @@ class Fleeted:
         if kind == "password":
             return password_of(list(self.document.passwords)[int(rest)])
         return self.router
+
+    password_of = staticmethod(password_of)
 
     def open(self, role=None, shard=None, **parameters):
         """Open a session at the router, or at a shard; it is closed with the test."""

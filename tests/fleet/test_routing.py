@@ -1,6 +1,7 @@
 """Where each call goes, and that a router is called as an Instance is."""
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -283,31 +284,54 @@ def test_queues_and_workers_are_added_up_and_acts_name_their_shard(fleet):
     assert sorted(acts) == [("pause", "0"), ("pause", "1")]
 
 
-def test_pages_of_jobs_and_acts_have_each_row_once(fleet):
-    jobs, observer = fleet.jobs("accounts"), fleet.open("operations")
-    ids = {
-        jobs.enqueue("email", "send", {}, idempotency_key=fleet.key(n % 2)).job_id
-        for n in range(11)
-    }
-    duty = fleet.open("duty")
-    for _ in range(3):
+def test_pages_of_jobs_have_each_job_once(fleet):
+    jobs, observer = fleet.jobs("accounts"), fleet.jobs("operations")
+
+    def enqueue(count):
+        return {
+            jobs.enqueue("email", "send", {}, idempotency_key=fleet.key(n % 2)).job_id
+            for n in range(count)
+        }
+
+    # A call looks at 10,000 jobs, so shard 0 ends its page early, and shard 1 does not.
+    ids = enqueue(3)
+    for _ in range(10):
+        new = [
+            NewJob("slow", "send", {}, idempotency_key=fleet.key(0))
+            for _ in range(1000)
+        ]
+        jobs.enqueue_many(new)
+    ids |= enqueue(5)
+
+    listed, pages, before = [], 0, None
+    while pages == 0 or before is not None:
+        page = observer.inspect_jobs("email", "queued", limit=2, before=before)
+        listed += page
+        pages, before = pages + 1, page.next_before
+
+    assert [job.job_id for job in listed] == sorted(ids, reverse=True)
+    assert {job.queue for job in listed} == {"email"}
+
+
+def test_pages_of_acts_have_each_act_once(fleet):
+    duty, observer = fleet.open("duty"), fleet.open("operations")
+    # The acts of one shard have higher numbers.
+    fleet.open(shard=0).execute(
+        "select setval(pg_get_serial_sequence('operator_act', 'operator_act_id'), 1000)"
+    )
+    for _ in range(4):
         duty.execute("select pause('slow')")
         duty.execute("select resume('slow')")
 
-    pages, last = [], None
-    while page := observer.rows(
-        "select job_id from inspect_jobs('email', 'queued', null, 3, %s)", last
-    ):
-        pages += page
-        last = page[-1][0]
-    acts, last = [], None
-    while page := observer.rows("select * from inspect_acts(2, %s)", last):
-        acts += page
-        last = page[-1][0]
+    for size in (1, 2, 3):
+        acts, last = [], None
+        while page := observer.rows("select * from inspect_acts(%s, %s)", size, last):
+            acts += page
+            last = page[-1][0]
 
-    assert [job for (job,) in pages] == sorted(ids, reverse=True)
-    assert len(acts) == len({act[0] for act in acts})
-    assert len([act for act in acts if act[3] in {"pause", "resume"}]) == 12
+        numbers = [act[0] for act in acts]
+        assert numbers == sorted(set(numbers), reverse=True)
+        assert Counter(act[4]["shard"] for act in acts) == {0: 8, 1: 8}
 
 
 def test_redrive_and_purge_go_over_the_shards_until_their_limit(fleet):

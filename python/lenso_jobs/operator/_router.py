@@ -33,6 +33,13 @@ _KEPT = re.compile(
     "host|hostaddr|port|dbname|sslmode|sslrootcert|sslcrl|sslsni|channel_binding"
     "|gssencmode|krbsrvname|target_session_attrs|keepalives.*|tcp_user_timeout"
 )
+# PL/Proxy heeds no connect_timeout: a server that has vanished is the kernel's to notice.
+_WAITS = {
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
 # Rows come as text. A default of the shard's database could make another time of it.
 _OPTIONS = "-c datestyle=ISO -c intervalstyle=postgres"
 # Nothing of the passwords may be kept by the server, apart from the user mappings.
@@ -107,7 +114,7 @@ class Places:
                 f"the secret {self.fleet.shards[number]} must name host and database, "
                 "because the router's server connects to it, too"
             )
-        return make_conninfo(**{"connect_timeout": "10", **kept, "options": _OPTIONS})
+        return make_conninfo(**{**_WAITS, **kept, "options": _OPTIONS})
 
     def mark(self, number: int) -> str:
         """Say which shard it is; kept as the comment of the schema."""
