@@ -84,7 +84,7 @@ class Call(Generic[Row]):
     arguments: Sequence[Argument]
     select: str = "select {call}"
     is_batch: bool = False
-    _statements: dict[str, bytes] = field(default_factory=dict)
+    _statements: dict[str, bytes] = field(default_factory=dict, init=False)
 
     def returning(self, make: RowMaker[Other]) -> Call[Other]:
         """The same call with other rows."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 1000
 """How many jobs one call may concern."""
+_UNDIVIDED = 100
+"""Up to so many jobs are claimed together: two claims would cost more than they gain."""
 MOST_UNREPORTED = 2000
 """How many ended jobs may wait for their report before no more is claimed."""
 
@@ -38,9 +40,11 @@ class _Queue:
         """Return how many jobs to claim now."""
         free = self.capacity - len(self.waiting) - len(self.running)
         idle = self._concurrency - len(self.running)
-        # Half of the capacity at a time, unless a handler could begin at once.
+        # Half of the capacity at a time, so that the handlers have the other half while
+        # it is claimed, unless a handler could begin at once.
         if free * 2 >= self.capacity or idle > len(self.waiting):
-            return min(free, MOST_AT_ONCE)
+            half = max(_UNDIVIDED, (self.capacity + 1) // 2)
+            return min(free, max(half, idle - len(self.waiting)))
         return 0
 
 
@@ -74,6 +78,7 @@ class HeldJobs:
         self._unasked: set[str] = set()
         self.ring: Callable[[], object] = int  # nobody to be rung
         self._room = Condition(self._lock)
+        self._is_room_awaited = False
         self._news = Condition(self._lock)
         self._renewals = Condition(self._lock)
 
@@ -98,6 +103,7 @@ class HeldJobs:
         """Block until jobs are wanted; return False if none will be."""
         with self._lock:
             while self._is_open and not self._wanted():
+                self._is_room_awaited = True
                 self._room.wait()
             return self._is_open
 
@@ -105,6 +111,7 @@ class HeldJobs:
         """Block until no job is held or more are wanted, for so many seconds at most."""
         with self._lock:
             if self._held and self._is_open:
+                self._is_room_awaited = True
                 self._room.wait(seconds)
 
     def add(self, states: list[LeaseState]) -> None:
@@ -181,8 +188,11 @@ class HeldJobs:
         self._report(state)
 
     def _make_room(self) -> None:
+        if not (self._is_room_awaited or self._unasked):
+            return
         wanted = self._wanted()
         if wanted or not self._held:
+            self._is_room_awaited = False
             self._room.notify()
         if not self._unasked.isdisjoint(wanted):
             self._unasked = set()
@@ -191,7 +201,8 @@ class HeldJobs:
     def _report(self, state: LeaseState) -> None:
         state.is_ended = True
         self._ended.append(state)
-        self._news.notify()
+        if len(self._ended) == 1:
+            self._news.notify()
 
     # Reports.
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lenso_jobs.worker._run import Run
 
 _OUTCOMES: dict[str, Outcome] = {
-    "completed": "succeeded",
     "queued": "retried",
     "failed": "failed",
 }
@@ -154,8 +153,10 @@ class Reports(Part):
 
 
 def _complete(jobs: WorkerJobs, group: list[LeaseState]) -> list[Outcome]:
-    outcomes = jobs.complete_all([state.lease for state in group])
-    return [_OUTCOMES.get(outcome, "lost") for outcome in outcomes]
+    outcomes: list[Outcome] = ["succeeded"] * len(group)
+    for position in jobs.complete_all([state.lease for state in group]):
+        outcomes[position - 1] = "lost"
+    return outcomes
 
 
 def _release(

@@ -193,6 +193,22 @@ def test_a_batch_is_filled_by_halves_unless_a_handler_is_idle(
     assert jobs.wanted().get("email", 0) == wanted
 
 
+@pytest.mark.parametrize(
+    ("batch", "waiting", "wanted"),
+    [(500, 0, 250), (500, 250, 250), (499, 0, 250), (150, 0, 100), (80, 0, 80)],
+)
+def test_a_large_batch_is_claimed_in_two_halves(batch, waiting, wanted, opened):
+    jobs, _ = opened(waiting, batch=batch)
+
+    assert jobs.wanted().get("email", 0) == wanted
+
+
+def test_as_many_as_could_begin_are_claimed_at_once(opened):
+    jobs, _ = opened(concurrency=400, batch=500)
+
+    assert jobs.wanted().get("email", 0) == 400
+
+
 @pytest.fixture
 def two_queues(lease):
     """Jobs of two queues, one of which is full, and how often they rang."""
