@@ -303,14 +303,16 @@ def test_pages_of_jobs_have_each_job_once(fleet):
         jobs.enqueue_many(new)
     ids |= enqueue(5)
 
-    listed, pages, before = [], 0, None
-    while pages == 0 or before is not None:
-        page = observer.inspect_jobs("email", "queued", limit=2, before=before)
-        listed += page
-        pages, before = pages + 1, page.next_before
+    for size in (2, 3, 100):
+        page = observer.inspect_jobs("email", "queued", limit=size)
+        listed = [*page]
+        while page.next_before is not None:
+            before = page.next_before
+            page = observer.inspect_jobs("email", "queued", limit=size, before=before)
+            listed += page
 
-    assert [job.job_id for job in listed] == sorted(ids, reverse=True)
-    assert {job.queue for job in listed} == {"email"}
+        assert [job.job_id for job in listed] == sorted(ids, reverse=True)
+        assert {job.queue for job in listed} == {"email"}
 
 
 def test_pages_of_acts_have_each_act_once(fleet):
