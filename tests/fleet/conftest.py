@@ -46,6 +46,11 @@ def password_of(caller):
     return f"the 'trout\\fish' of \"{caller}\" = %s"
 
 
+@pytest.fixture(name="password_of", scope="session")
+def password_of_a_caller():
+    return password_of
+
+
 def _programs():
     """Return the programs of a PostgreSQL that has PL/Proxy."""
     given = [Path(os.environ["PG_BINDIR"])] if "PG_BINDIR" in os.environ else []
@@ -61,8 +66,9 @@ class Machine(servers.Server):
     def __init__(self, directory, settings, password_file):
         super().__init__(directory, settings)
         self._begin = self.start
+        self.programs = _programs()
         self._environment = {
-            "PG_BINDIR": str(_programs()),
+            "PG_BINDIR": str(self.programs),
             "PGPASSFILE": str(password_file),
         }
         self.start = self._start
@@ -79,7 +85,7 @@ def new_machine():
         "fsync": "off",
         "full_page_writes": "off",
         "shared_buffers": "16MB",
-        "autovacuum": "off",
+        "autovacuum_naptime": "1d",
         "log_statement": "all",
         "log_min_duration_statement": "0",
         "logging_collector": "on",

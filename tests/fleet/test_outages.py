@@ -317,7 +317,6 @@ def test_a_shard_moves_to_another_server_under_load(new_fleet, new_machine):
                 f" where datname = '{dbname}' and backend_type = 'client backend'"
             )
             wait_until(lambda: not session.execute(end).fetchall())
-        programs = old._environment["PG_BINDIR"]
         roles, dump = new.data.parent / "roles.sql", new.data.parent / "jobs.dump"
         for command in (
             ["pg_dumpall", "--roles-only", "-d", old.conninfo("postgres"), "-f", roles],
@@ -325,15 +324,19 @@ def test_a_shard_moves_to_another_server_under_load(new_fleet, new_machine):
             ["pg_dump", "-Fc", "-d", old.conninfo(dbname), "-f", dump],
             ["pg_restore", "--create", "-e", "-d", new.conninfo("postgres"), dump],
         ):
-            subprocess.run([f"{programs}/{command[0]}", *command[1:]], check=True)
+            subprocess.run([old.programs / command[0], *command[1:]], check=True)
         fleet.shards[1] = load.shards[1] = new.conninfo(dbname)
         upgrade_fleet(fleet.document, fleet.secrets, repair_too=True)
         refused = sum(load.refused.values())
         with new.connect("postgres") as session:
+            closed = session.execute(
+                "select datconnlimit from pg_database where datname = %s", [dbname]
+            ).fetchone()
             session.execute(f"alter database {dbname} connection limit -1")
         load.goes_on()
 
     assert refused > 0
+    assert closed == (0,)
     assert load.check() > 120
     found = check_fleet(fleet.document, fleet.secrets)
     assert [each for name in found for each in found[name]] == []
