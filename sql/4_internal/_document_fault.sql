@@ -52,6 +52,7 @@ language sql stable as $$
                             case
                                 when p_document -> 'retention_seconds' <> 'null'
                                     then 'whole'
+                                else ''
                             end
                         )
                 ) as k (name, form)

@@ -107,6 +107,14 @@ def test_configure_falls_back_to_the_defaults_of_what_is_left_out(configure, own
     assert owner.rows(POLICY) == [(30, 5, 300, 0, True, None)]
 
 
+def test_configure_accepts_null_where_the_document_may_have_none(configure, owner):
+    configure(retention_seconds=86400)
+
+    assert configure(retention_seconds=None)
+
+    assert owner.value("select retention_seconds from instance") is None
+
+
 def test_configure_takes_effect_at_the_next_call(
     configure, owner, worker, enqueue, claim
 ):
