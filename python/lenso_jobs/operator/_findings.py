@@ -38,7 +38,12 @@ def refusal(state: State, *, instance: bool, stored: bool = False) -> str | None
         if role == owner and what.startswith("schema ")
     ]
     is_empty = state.is_ours and not (state.relations or state.applied or state.version)
-    if renamed and (state.owner is None or is_empty):
+    if state.is_router:
+        refused = (
+            f"schema {schema} is the router of a fleet; use the commands of lenso-jobs "
+            "fleet, with --fleet"
+        )
+    elif renamed and (state.owner is None or is_empty):
         lacks = "does not exist" if state.owner is None else "is empty"
         refused = (
             f"schema {schema} {lacks}, and role {owner} owns {renamed[0]}: if "

@@ -269,7 +269,7 @@ def plan_fleet(  # noqa: PLR0913 - the options of three commands
 
     def of_router(connection: Connection, _: _Seen) -> str:
         words = _loaded(connection, places, _DONE, keeps=False)
-        if places.passwords:
+        if words and places.passwords:
             words += ("first: \\set passwords `cat FILE`, a JSON object by caller",)
         parts = (Part("the router", _router.for_psql(places), words),) if words else ()
         key = operator_key(places.schema)

@@ -15,6 +15,7 @@ from lenso_jobs._assets import asset_dir
 from lenso_jobs._prepare import connection_string
 from lenso_jobs.errors import Translated
 from lenso_jobs.operator._parts import bootstrapping, send
+from lenso_jobs.operator._session import OperatorError
 from lenso_jobs.operator._state import KINDS, declared
 from lenso_jobs.secrets import SecretNotFound
 
@@ -172,6 +173,11 @@ def for_psql(places: Places) -> tuple[str, ...]:
 
 def refuse(connection: Connection, places: Places) -> None:
     """Raise what the script would refuse, and change nothing."""
+    if connection.execute("show is_superuser").fetchone() != ("on",):
+        raise OperatorError(
+            f"the secret {places.fleet.instance.database_url_secret} must hold a "
+            "superuser's URL, because PL/Proxy is an untrusted language"
+        )
     with Translated(), connection.transaction(force_rollback=True):
         send(connection, _GENTLY)
         for statement in script(places)[:_REFUSALS]:

@@ -116,6 +116,8 @@ class State:
     """Whether the user has the rights of the owner's role, or will be a superuser."""
     may_comment: bool = True
     """Whether the user may comment on the owner's role."""
+    is_router: bool = False
+    """Whether the schema is that of the router of a fleet."""
     known: tuple[Migration, ...] = ()
     """The migrations of this release."""
     owner: str | None = None
@@ -203,7 +205,9 @@ select current_database()::text, u.rolname::text,
     u.rolsuper or coalesce(pg_has_role(r.oid, 'usage'), false),
     u.rolsuper or r.oid is null or u.rolcreaterole and (
         current_setting('server_version_num')::integer < 160000
-        or pg_has_role(r.oid, 'usage with admin option'))
+        or pg_has_role(r.oid, 'usage with admin option')),
+    exists (select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace
+        where n.nspname = %(schema)s and p.proname = '_shards')
 from pg_roles as u left join pg_roles as r on r.rolname = %(owner)s
 where u.rolname = current_user
 """
@@ -301,7 +305,7 @@ def read(connection: psycopg.Connection[Any], configuration: Configuration) -> S
     def asked(statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement, of).fetchall()
 
-    ((database, user, owner, has_owner, may_comment),) = asked(_FIRST)
+    ((database, user, owner, has_owner, may_comment, is_router),) = asked(_FIRST)
     relations = dict(asked(_RELATIONS))
 
     def rows(table: str, columns: str, more: str = "", *values: object) -> list[Any]:
@@ -350,6 +354,7 @@ def read(connection: psycopg.Connection[Any], configuration: Configuration) -> S
         user=user,
         has_owner=has_owner,
         may_comment=may_comment,
+        is_router=is_router,
         known=tuple(released()),
         owner=owner,
         relations=relations,

@@ -161,6 +161,14 @@ def test_a_sound_instance_has_no_findings_and_no_changes():
     assert refusal(SOUND, instance=True) is None
 
 
+@pytest.mark.parametrize("instance", [True, False])
+def test_the_router_of_a_fleet_is_refused(instance):
+    told = refusal(replace(SOUND, is_router=True), instance=instance)
+
+    assert "is the router of a fleet" in told
+    assert "lenso-jobs fleet" in told
+
+
 # Rights.
 
 
