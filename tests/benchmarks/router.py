@@ -4,7 +4,7 @@
 
 Two shards and the router are three servers on this machine, of a PostgreSQL that has
 PL/Proxy, connected by TCP. A direct producer chooses the shard by ``shard_of``, with a
-connection to each. Takes about two minutes.
+connection to each. Takes about three minutes.
 """
 
 from __future__ import annotations
@@ -293,10 +293,10 @@ def main():
     with site() as it:
         answer = {
             "machine": describe(it),
-            "enqueue": in_turns(it, "enqueue", 20, int(200 * scale)),
+            "enqueue": in_turns(it, "enqueue", 40, int(100 * scale)),
             "enqueue_many": in_turns(it, "enqueue_many", 10, max(1, int(4 * scale))),
             "four_producers": at_once(it, 4, 10, 1.0 * scale),
-            "processor": processors(it, 7, max(500, int(1000 * scale))),
+            "processor": processors(it, int(20 * scale), 500),
         }
         answer["cores_of_a_server"] = CORES
         answer["carried"] = carried(answer["processor"])
