@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 import psycopg
 
 from lenso_jobs import _given, _waiting
-from lenso_jobs._prepare import verified
+from lenso_jobs._prepare import connection_string, verified
 from lenso_jobs.errors import InvalidArgument, JobsError
 from lenso_jobs.secrets import SecretNotFound
 from lenso_jobs.worker._outcome import Tally
@@ -123,11 +123,11 @@ class BaseFleetWorkers:
         self._tally = Tally()
         self._error: BaseException | None = None
         # Refuses options before it connects.
-        self._worker(self._shards[0], "")
+        self._worker(self._shards[0])
         with ThreadPoolExecutor(len(self._shards)) as pool:
-            self._found = list(pool.map(self._verified, self._shards))
-        refused = [found for found in self._found if not isinstance(found, str)]
-        if len(refused) == len(self._found):
+            self._refusals = list(pool.map(self._verified, self._shards))
+        refused = [error for error in self._refusals if error is not None]
+        if len(refused) == len(self._refusals):
             raise refused[0]
 
     def __repr__(self) -> str:
@@ -177,8 +177,8 @@ class BaseFleetWorkers:
             while True:
                 self._events.get_nowait()()
         try:
-            for shard, found in zip(self._shards, self._found, strict=True):
-                self._note(shard, found)
+            for shard, error in zip(self._shards, self._refusals, strict=True):
+                self._note(shard, error)
             self._handle_events()
         except BaseException:
             # An interrupt, for instance: the jobs are released or handed back.
@@ -203,33 +203,32 @@ class BaseFleetWorkers:
                     shard.try_at = inf
                     self._on_a_thread(shard, self._try)
 
-    def _note(self, shard: _Shard, found: str | Refusal) -> None:
+    def _note(self, shard: _Shard, error: Refusal | None) -> None:
         """Begin a worker where the shard was verified, or try again later."""
-        if self._is_stopped:
-            return
-        if isinstance(found, str):
-            worker = self._worker(shard, found)
-            self._on_a_thread(shard, self._work, worker)
-            shard.worker, shard.begun_at, shard.error = worker, monotonic(), None
+        if error is None:
+            if not self._is_stopped:
+                worker = self._worker(shard)
+                self._on_a_thread(shard, self._work, worker)
+                shard.worker, shard.begun_at, shard.error = worker, monotonic(), None
             return
         now = monotonic()
         if now - shard.begun_at > _LOG_EVERY_SECONDS:
             shard.tries, shard.logged_at = 0, -inf
-        shard.worker, shard.begun_at, shard.error = None, inf, found
-        # Only a server that was not reached is likely to serve again soon.
-        most = 5.0 if isinstance(found, psycopg.OperationalError) else 60.0
-        pause = min(most, 0.1 * 2.0 ** min(shard.tries, 10))
-        shard.tries += 1
-        shard.try_at = now + pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        shard.worker, shard.begun_at, shard.error = None, inf, error
         if now - shard.logged_at > _LOG_EVERY_SECONDS:
             shard.logged_at = now
             # The text of psycopg's error may hold the connection string.
-            if isinstance(found, psycopg.Error):
-                said = shard.named(cause(found))
-            else:
-                said = str(found)
-            hint = getattr(found, "hint", None) or "It is tried again."
+            said = str(error)
+            if isinstance(error, psycopg.Error):
+                said = shard.named(cause(error))
+            hint = getattr(error, "hint", None) or "It is tried again."
             logger.warning("no worker of %s. %s", said, hint)
+        if not self._is_stopped:
+            # Only a server that was not reached is likely to serve again soon.
+            most = 5.0 if isinstance(error, psycopg.OperationalError) else 60.0
+            pause = min(most, 0.1 * 2.0 ** min(shard.tries, 10))
+            shard.tries += 1
+            shard.try_at = now + pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
     def _end(self, shard: _Shard, tally: Tally) -> None:
         shard.worker = None
@@ -276,24 +275,23 @@ class BaseFleetWorkers:
     def _try(self, shard: _Shard) -> None:
         self._events.put(partial(self._note, shard, self._verified(shard)))
 
-    def _verified(self, shard: _Shard) -> str | Refusal:
-        """Return the connection string of a shard, or what it refused."""
+    def _verified(self, shard: _Shard) -> Refusal | None:
+        """Return what a shard refused, or None if it can be worked."""
         try:
-            return verified(
-                shard.configuration, self._secrets, self._caller, for_worker=True
-            )
+            verified(shard.configuration, self._secrets, self._caller, for_worker=True)
         except InvalidArgument:
             raise
         except _REFUSALS as error:
             error.args = (shard.named(error),)
             return error
+        return None
 
-    def _worker(self, shard: _Shard, conninfo: str) -> _Worker | _AsyncWorker:
-        def connection_string() -> str:
+    def _worker(self, shard: _Shard) -> _Worker | _AsyncWorker:
+        def resolved() -> str:
             _number.set(shard.number)  # in each thread of the worker that connects
-            return conninfo
+            return connection_string(shard.configuration, self._secrets)
 
-        source: Any = SimpleNamespace(conninfo=connection_string)
+        source: Any = SimpleNamespace(conninfo=resolved)
         schema = shard.configuration.schema_
         worker = self._kind(source, schema=schema, caller=self._caller, **self._options)
         worker.shard = shard.number
@@ -399,7 +397,8 @@ def prepare_fleet_workers(
 
     Args:
         fleet: The fleet's document.
-        secrets: Turns the references of ``shards`` into database URLs.
+        secrets: Turns the references of ``shards`` into database URLs. It is called on
+            several threads, and again for each connection: a shard may move.
         handler: As of ``prepare_worker``. ``current_shard`` names its job's shard.
         caller: The declared worker to act as. None for the role of the URL.
         shards: The numbers of the shards to work. None for all.

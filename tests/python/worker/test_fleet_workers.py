@@ -234,6 +234,25 @@ def test_a_shard_that_cannot_be_reached_is_worked_once_it_can(
 
 
 @on_threads
+def test_a_worker_that_connects_again_reads_the_secret_again(start, urls, until, owner):
+    def sessions(name):
+        return owner.value(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+            " where application_name = %s",
+            name,
+        )
+
+    urls["jobs/shard-1"] += " application_name=before"
+    started = start(lambda _: None)
+    until(lambda: sessions("before") > 0)
+
+    urls["jobs/shard-1"] += " application_name=after"
+
+    until(lambda: sessions("before") == 0 and sessions("after") > 0)
+    assert started.stop().is_clean
+
+
+@on_threads
 def test_a_shard_that_refuses_its_worker_harms_no_other(
     start, enqueue, urls, conninfo, until, caplog, both
 ):
@@ -327,6 +346,26 @@ def test_a_stop_whose_grace_is_over_hands_the_jobs_of_all_shards_back(
     assert tally.handed_back == 2
     assert not tally.is_clean
     assert [status_of(job_id) for job_id in jobs] == ["queued", "queued"]
+
+
+@on_threads
+def test_workers_that_are_refused_while_they_stop_end_all_the_same(
+    executor, prepared, on_a_thread, until, monkeypatch
+):
+    begun, stopped = [], threading.Event()
+
+    def run(worker, *, until_idle):
+        begun.append(worker.shard)
+        assert stopped.wait(20)
+        raise Unauthorized("it may no more")
+
+    monkeypatch.setattr(_fleet._Worker, "run", run)
+    monkeypatch.setattr(_fleet._Worker, "stop", lambda *_: stopped.set())
+    started = on_a_thread(executor, prepared(print))
+    started.start()
+    until(lambda: sorted(begun) == [0, 1])
+
+    assert started.stop() == Tally()
 
 
 @on_threads
