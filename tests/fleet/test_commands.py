@@ -382,6 +382,29 @@ def test_no_shard_is_changed_if_one_would_refuse_to_drop_a_queue(fresh_fleet, co
     assert command(fleet, "check", document=document)[0] == 1
 
 
+def test_an_instance_with_jobs_cannot_become_one_of_two_shards(fresh_fleet, command):
+    fleet = fresh_fleet(is_set_up=False)
+    setup(fleet.document.shard(0), fleet.shards[0])
+    fleet.jobs("accounts", 0).enqueue("email", "x", {}, idempotency_key="a")
+
+    code, said, errors = command(fleet, "setup")
+    assert (code, said) == (1, "")
+    assert f"{NAMES[0]} has jobs from before the fleet" in errors
+    on(fleet.shards[0], f"truncate {fleet.schema}.job, {fleet.schema}.live_job")
+    assert command(fleet, "setup")[0] == 0
+
+
+def test_a_router_of_another_release_is_upgraded_before_it_is_configured(kept, command):
+    statement = f"create or replace view {kept.schema}.installed_version as select {{}}"
+    on(kept.router, statement.format("0 as version, 0 as oldest_client"))
+
+    code, said, errors = command(kept, "configure")
+    assert (code, said) == (1, "")
+    assert "is of another release; run: lenso-jobs fleet upgrade" in errors
+    assert command(kept, "upgrade")[0] == 0
+    assert command(kept, "configure")[0] == 0
+
+
 @pytest.fixture
 def psql(program):
     def psql(conninfo, script):

@@ -24,7 +24,7 @@ from lenso_jobs.operator._session import (
     silent,
 )
 from lenso_jobs.operator._setup import Report, patiently
-from lenso_jobs.operator._state import declared
+from lenso_jobs.operator._state import declared, newest, released
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,11 @@ _SHARD = """
 select concat_ws(
         ' ', c.system_identifier, d.oid, extract(epoch from pg_postmaster_start_time())
     ), obj_description(n.oid, 'pg_namespace'),
-    exists (select from pg_class where relnamespace = n.oid and relname = 'job')
+    exists (
+        select from pg_class
+        where relnamespace = n.oid and relname = 'job' and relkind = 'r'
+            and pg_get_userbyid(relowner) = %s
+    )
 from pg_control_system() as c
 join pg_database as d on d.datname = current_database()
 left join pg_namespace as n on n.nspname = %s
@@ -331,6 +335,8 @@ class _Seen:
     servers: dict[int, str] = field(default_factory=dict)
     """Which server and database each is; without those that are not reached."""
     marks: dict[int, str | None] = field(default_factory=dict)
+    is_known: bool = False
+    """Whether the router has been set up."""
     errors: dict[str, Exception] = field(default_factory=dict)
 
 
@@ -367,11 +373,11 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
 
 def _look(connection: Connection, places: Places, act: Act) -> _Seen:
     """Refuse what does not fit, before anything is changed."""
-    schema, seen = places.schema, _Seen()
-    is_known = _router.is_router(connection, schema)
-    if not is_known and act != "setup":
+    seen = _Seen()
+    seen.is_known = _router.is_router(connection, places.schema)
+    if not seen.is_known and act != "setup":
         raise OperatorError(
-            f"the router of {schema} is not set up; run: lenso-jobs fleet setup"
+            f"the router of {places.schema} is not set up; run: lenso-jobs fleet setup"
         )
     for number, conninfo in enumerate(places.shards):
         name = places.name(number)
@@ -379,31 +385,56 @@ def _look(connection: Connection, places: Places, act: Act) -> _Seen:
             with connected(
                 conninfo, read_only=True, pooler_ok=places.pooler_ok
             ) as shard:
-                ((server, mark, has_jobs),) = shard.execute(
-                    _SHARD, (schema,)
-                ).fetchall()
-                is_router = _router.is_router(shard, schema)
+                fault = _fault(shard, places, number, seen, act)
         except (OperatorError, psycopg.Error) as error:
             seen.errors[name] = error
             continue
-        same = [places.name(n) for n, other in seen.servers.items() if other == server]
-        fault = None
-        if same:
-            fault = f"is the database of {same[0]}, too: each shard needs its own"
-        elif is_router:
-            fault = "is the router of a fleet"
-        elif _MARK.fullmatch(mark or "") and mark != places.mark(number):
-            fault = f"is {mark} already: keep the number and the order of the shards"
-        elif is_known and not has_jobs and act == "setup":
-            fault = (
-                "has no Instance, but the fleet has its jobs: bring its data here first. "
-                "If they are lost, run lenso-jobs setup with the document of this shard"
-            )
         if fault is not None:
             raise OperatorError(f"{name} {fault}")
-        seen.servers[number], seen.marks[number] = server, mark
     _router.refuse(connection, places)
+    made_for = _router.version(connection, places.schema)
+    if act == "configure" and made_for != newest(released()):
+        # It would get the functions of this release before the shards have theirs.
+        raise OperatorError(
+            f"the router of {places.schema} is of another release; run: lenso-jobs fleet "
+            "upgrade"
+        )
     return seen
+
+
+def _fault(
+    shard: Connection, places: Places, number: int, seen: _Seen, act: Act
+) -> str | None:
+    """Note what a shard is; say why it cannot be that of this number, or None."""
+    schema = places.schema
+    owner = places.fleet.instance.owner
+    found = shard.execute(_SHARD, (owner, schema)).fetchone()
+    server, mark, has_instance = found or ("", None, False)
+    same = [places.name(n) for n, other in seen.servers.items() if other == server]
+    is_new = mark is None and not seen.is_known and len(places.shards) > 1
+    if same:
+        return f"is the database of {same[0]}, too: each shard needs its own"
+    if _router.is_router(shard, schema):
+        return "is the router of a fleet"
+    if _MARK.fullmatch(mark or "") and mark != places.mark(number):
+        return f"is {mark} already: keep the number and the order of the shards"
+    if seen.is_known and not has_instance and act == "setup":
+        return (
+            "has no Instance, but the fleet has its jobs: bring its data here first. "
+            "If they are lost, run lenso-jobs setup with the document of this shard"
+        )
+    if is_new and has_instance and _has_rows(shard, schema):
+        return (
+            "has jobs from before the fleet, and their keys may belong to another shard: "
+            "begin with a database that has no jobs"
+        )
+    seen.servers[number], seen.marks[number] = server, mark
+    return None
+
+
+def _has_rows(connection: Connection, schema: str) -> bool:
+    statement = sql.SQL("select from {} limit 1").format(sql.Identifier(schema, "job"))
+    return connection.execute(statement).fetchone() is not None
 
 
 def _named(name: str, say: Callable[[str], None]) -> Callable[[str], None]:

@@ -194,6 +194,16 @@ def is_router(connection: Connection, schema: str) -> bool:
     return found.fetchone() is not None
 
 
+def version(connection: Connection, schema: str) -> int:
+    """Return the version of the schema that the router was made for; 0: it is damaged."""
+    statement = sql.SQL("select version from {}.installed_version")
+    try:
+        row = connection.execute(statement.format(sql.Identifier(schema))).fetchone()
+    except psycopg.errors.UndefinedTable:
+        row = None
+    return row[0] if row else 0
+
+
 def load(
     connection: Connection, places: Places, *, keeps: bool
 ) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from lenso_jobs.operator._session import (
     silent,
     watched,
 )
-from lenso_jobs.operator._state import State, read
+from lenso_jobs.operator._state import State, newest, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -109,8 +109,7 @@ def setup(
         conninfo, configuration, say, pooler_ok, break_lock=break_lock
     ) as act:
         report = act.run("setup")
-        newest = max(each.number for each in act.state.known if each.transactional)
-        if act.state.version != newest:
+        if act.state.version != newest(act.state.known):
             raise OperatorError(
                 f"every migration of schema {configuration.schema_} was applied, but its "
                 "view installed_version says otherwise; lenso-jobs check says what mends it"

@@ -22,7 +22,7 @@ from lenso_jobs._assets import asset_dir
 from lenso_jobs.operator._session import Session, sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from lenso_jobs.config import Configuration
     from lenso_jobs.operator._objects import Finding
@@ -67,6 +67,11 @@ def released() -> list[Migration]:
         digest = get_migration_hash(path.stem)
         found.append(Migration(path.stem, digest, tuple(statements), transactional))
     return found
+
+
+def newest(known: Iterable[Migration]) -> int:
+    """Return the version that these migrations lead to; an index alone changes none."""
+    return max(each.number for each in known if each.transactional)
 
 
 @dataclass(frozen=True, slots=True)
