@@ -6,8 +6,6 @@
 --
 -- Refuses before it changes anything. A user mapping without options logs in as the
 -- current role, where pg_hba.conf of the shard lets the router in.
-create extension if not exists plproxy schema pg_catalog;
-
 do $$
 declare
     v_schema    text  := current_schema();
@@ -35,6 +33,7 @@ begin
             ),
             hint    = 'Give the router a database of its own: database_url_secret.';
     end if;
+    create extension if not exists plproxy schema pg_catalog;
 
     select s.* into v_server from pg_foreign_server as s where s.srvname = v_name;
     v_old := array(

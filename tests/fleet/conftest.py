@@ -1,8 +1,9 @@
 """Two shards and a router, on three servers of this test process.
 
-They are servers of a PostgreSQL that has PL/Proxy, in temporary directories. Each fleet
-has a database of its own on all three. The router trusts everybody; the shards ask
-everybody but the superuser for a password, except in the database ``trusted``.
+The router's PostgreSQL has PL/Proxy, and one shard's is that of all tests, mostly a
+newer one. Their directories are temporary. Each fleet has its own database on all three.
+The router trusts everybody. The shards ask everybody but the superuser for a password,
+except in the database ``trusted``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import servers
 from fixtures.server import LEASE_SECONDS, skip_unless_required
 from fixtures.sessions import Session
 from lenso_jobs import Fleet, Jobs, shard_of
-from lenso_jobs.embedded import _account, _give
+from lenso_jobs.embedded import _account, _give, find_programs
 from lenso_jobs.operator import setup_fleet
 
 SHARDS = 2
@@ -61,12 +62,12 @@ def _programs():
 
 
 class Machine(servers.Server):
-    """A server of a PostgreSQL that has PL/Proxy, with a password file of its own."""
+    """A server of a given PostgreSQL, with a password file of its own."""
 
-    def __init__(self, directory, settings, password_file):
+    def __init__(self, directory, programs, settings, password_file):
         super().__init__(directory, settings)
         self._begin = self.start
-        self.programs = _programs()
+        self.programs = programs
         self._environment = {
             "PG_BINDIR": str(self.programs),
             "PGPASSFILE": str(password_file),
@@ -80,7 +81,10 @@ class Machine(servers.Server):
 
 @pytest.fixture(scope="session")
 def new_machine():
-    """Start a server. All but the router ask for passwords."""
+    """Start a server. All but the router ask for passwords.
+
+    The router and shard 0 have PL/Proxy's version, and the others that of all tests.
+    """
     settings = {
         "fsync": "off",
         "full_page_writes": "off",
@@ -92,6 +96,7 @@ def new_machine():
         "log_directory": "log",
         "log_filename": "all.log",
     }
+    with_plproxy = _programs()
     with servers.ground() as ground, ExitStack() as stack:
         hba = ground / "pg_hba.conf"
         hba.write_text(HBA, encoding="utf-8")
@@ -103,7 +108,12 @@ def new_machine():
 
         def new_machine(name):
             of_shard = {} if name == "router" else {"hba_file": str(hba)}
-            server = Machine(ground / name, settings | of_shard, passwords)
+            server = Machine(
+                ground / name,
+                with_plproxy if name in {"router", "0"} else find_programs(),
+                settings | of_shard,
+                passwords,
+            )
             return stack.enter_context(server)
 
         yield new_machine

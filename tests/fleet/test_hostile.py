@@ -5,7 +5,9 @@ import json
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
+from lenso_jobs import SecretNotFound
 from lenso_jobs.operator import setup_fleet
 
 pytestmark = pytest.mark.slow
@@ -329,3 +331,15 @@ def test_a_hostile_document_does_not_get_into_the_routers_statements(new_fleet):
         assert fleet.open().value("select to_regclass('stolen')") is None
     finally:
         fleet.empty()
+
+
+@pytest.mark.parametrize("name", ["dbname", "host", "sslrootcert"])
+def test_a_url_that_would_hide_the_caller_from_pl_proxy_is_refused(fleet, name):
+    # PL/Proxy adds no role where it finds these letters, and libpq takes the server's.
+    hiding = make_conninfo(fleet.shards[1], **{name: "/a user=b"})
+
+    with pytest.raises(SecretNotFound, match="user="):
+        setup_fleet(
+            fleet.document,
+            lambda ref: hiding if ref == "shard/1" else fleet.secrets(ref),
+        )

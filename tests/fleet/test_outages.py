@@ -1,11 +1,15 @@
 """Shards that are away, and a fleet that is changed while its callers go on."""
 
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import psycopg
 import pytest
@@ -13,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from fixtures.workers import wait_until
 from lenso_jobs import Jobs, NewJob, prepare_fleet_workers
-from lenso_jobs.operator import check_fleet, upgrade_fleet
+from lenso_jobs.operator import check_fleet, setup_fleet, upgrade_fleet
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +49,34 @@ def down(fleet):
     yield down
     for machine in crashed:
         machine.start()
+
+
+@pytest.fixture
+def frozen(fleet):
+    """Stop all processes of a shard, until the block ends or calls what it is given."""
+
+    @contextmanager
+    def frozen(shard):
+        pid = (fleet.machines[shard + 1].data / "postmaster.pid").read_text().split()[0]
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", pid],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        processes = [int(each) for each in (pid, *listed.stdout.split())]
+
+        def send(number):
+            for process in processes:
+                os.kill(process, number)
+
+        send(signal.SIGSTOP)
+        try:
+            yield partial(send, signal.SIGCONT)
+        finally:
+            send(signal.SIGCONT)
+
+    return frozen
 
 
 # One call at a time.
@@ -145,6 +177,28 @@ def test_a_call_that_waits_at_a_shard_is_cancelled_there_too(fleet):
     assert producer.value(ENQUEUE, key) is True
 
 
+def test_a_frozen_shard_holds_up_its_own_keys_until_it_goes_on(fleet, frozen):
+    producer, other = fleet.open("accounts"), fleet.open("accounts")
+    keys = [fleet.key(1), fleet.key(0)]
+    for session in (producer, other):
+        for shard in range(2):
+            session.execute(ENQUEUE, [fleet.key(shard)])
+    producer.execute("set statement_timeout = '100ms'")
+
+    with frozen(1) as go_on, ThreadPoolExecutor() as pool:
+        call = pool.submit(producer.execute, ENQUEUE, [keys[0]])
+        assert other.value(ENQUEUE, keys[1]) is True
+        with pytest.raises(TimeoutError):
+            call.result(0.5)  # five times what the session allows
+        go_on()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            call.result(20)
+
+    assert producer.value(ENQUEUE, fleet.key(0)) is True
+    assert producer.value(ENQUEUE, keys[0]) in {True, False}
+    assert producer.value(ENQUEUE, keys[0]) is False
+
+
 def test_a_session_that_a_shard_ended_is_replaced(fleet):
     producer = fleet.open("accounts")
     producer.execute(ENQUEUE, [fleet.key(1)])
@@ -157,6 +211,25 @@ def test_a_session_that_a_shard_ended_is_replaced(fleet):
         producer.execute(ENQUEUE, [fleet.key(1)])
 
     assert producer.value(ENQUEUE, fleet.key(1)) is True
+
+
+def test_a_router_that_was_lost_is_made_again(new_fleet):
+    fleet = new_fleet("lost")
+    keys = [fleet.key(shard) for shard in range(2)]
+    for key in keys:
+        fleet.jobs("accounts").enqueue("email", "send", {}, idempotency_key=key)
+    fleet.close()
+    with fleet.machines[0].connect("postgres") as session:
+        session.execute(f"drop database {fleet.dbname} with (force)")
+        session.execute(f"create database {fleet.dbname}")
+
+    setup_fleet(fleet.document, fleet.secrets)
+
+    jobs = fleet.jobs("accounts")
+    for key in keys:
+        assert jobs.inspect_key(key).status == "queued"
+        assert not jobs.enqueue("email", "send", {}, idempotency_key=key).created
+    fleet.close()
 
 
 # Under load.

@@ -28,6 +28,7 @@ BLOCK = re.compile(
 def reader(machines, new_machine, password_of, tmp_path):
     """A directory, and an environment, as the page asks for them."""
     router, *shards = machines
+    new = new_machine("new")
     for server in machines:
         with server.connect("postgres") as session:
             session.execute("create database jobs")
@@ -45,7 +46,7 @@ def reader(machines, new_machine, password_of, tmp_path):
     (tmp_path / "handlers.py").write_text(README_HANDLER, "utf-8")
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("PG")},
-        "PATH": f"{binaries}:{router.programs}:{os.environ['PATH']}",
+        "PATH": f"{binaries}:{new.programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path(lenso_jobs.__file__).parents[1]),
         "LENSO_JOBS_FLEET": str(tmp_path / "fleet.json"),
         "JOBS_DATABASE_URL": router.conninfo("jobs"),
@@ -55,7 +56,6 @@ def reader(machines, new_machine, password_of, tmp_path):
         "JOBS_WORKER_PASSWORD": "two\\two",
         "JOBS_OPERATIONS_PASSWORD": "three",
     }
-    new = new_machine("new")
 
     def read(language, text):
         if "fleet upgrade --repair" in text:

@@ -386,6 +386,27 @@ def test_a_call_commits_by_itself(fleet):
     assert producer.row("select * from inspect_key(%s)", key)["status"] == "queued"
 
 
+def test_in_a_security_definer_function_the_caller_is_its_owner(fleet):
+    router = fleet.open()
+    router.execute(
+        f"""
+        create schema app authorization accounts;
+        create function app.enqueue(p_key text) returns void language sql
+        security definer as $$
+            select {fleet.schema}.enqueue('email', 'send', '{{}}', p_key)
+        $$;
+        alter function app.enqueue(text) owner to accounts;
+        grant usage on schema app to organization;
+        """
+    )
+    try:
+        fleet.open("organization").execute("select app.enqueue(%s)", [fleet.key(0)])
+    finally:
+        router.execute("drop schema app cascade")
+
+    assert fleet.open(shard=0).value("select producer from job") == "accounts"
+
+
 def test_settings_of_sessions_and_databases_change_no_value(fleet):
     at = datetime(2030, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     odd = {

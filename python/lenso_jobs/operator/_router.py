@@ -115,7 +115,13 @@ class Places:
                 f"the secret {self.fleet.shards[number]} must name host and database, "
                 "because the router's server connects to it, too"
             )
-        return make_conninfo(**{**_WAITS, **kept, "options": _OPTIONS})
+        server = make_conninfo(**{**_WAITS, **kept, "options": _OPTIONS})
+        if "user=" in server:  # PL/Proxy would take it for a role, and name no caller
+            raise SecretNotFound(
+                f"the secret {self.fleet.shards[number]} must not have user= within a "
+                "host, a database or a file's name"
+            )
+        return server
 
     def mark(self, number: int) -> str:
         """Say which shard it is; kept as the comment of the schema."""
