@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from lenso_jobs.errors import InvalidArgument
+from lenso_jobs.worker import current_shard
 from lenso_jobs.worker.observer import Ended, Observer
 
 try:
@@ -47,6 +48,7 @@ class PrometheusObserver(Observer):
         disconnections_total               how often the database could not be reached
         connected                          0 while it cannot be reached, else 1
 
+    With the workers of a fleet, ``connected`` is 0 while any shard cannot be reached.
     Several workers may share one observer. Several observers of one registry and
     namespace count in the same metrics. Kinds and failure codes are labels: keep them
     few.
@@ -85,7 +87,7 @@ class PrometheusObserver(Observer):
         self._metrics.lost.labels(queue)  # an alert needs the 0 before the first
         self._metrics.held.labels(queue).inc(count)
         # A worker that lost its connection may have stopped since.
-        self._metrics.connected.set(1)
+        self._metrics.note_connected()
 
     @contextmanager
     def running(self, lease: WorkerLease) -> Iterator[None]:
@@ -111,12 +113,12 @@ class PrometheusObserver(Observer):
         """Note that the database cannot be reached."""
         del error
         self._metrics.disconnections.inc()
-        self._metrics.connected.set(0)
+        self._metrics.note_disconnected()
 
     def reconnected(self, seconds: float) -> None:
         """Note that the database responds again."""
         del seconds
-        self._metrics.connected.set(1)
+        self._metrics.note_connected()
 
 
 class _Metrics:
@@ -144,6 +146,21 @@ class _Metrics:
             "connected", "1 if the database responds", multiprocess_mode="livemin"
         )
         self.connected.set(1)
+        # The shards that cannot be reached; None stands for a server without a fleet.
+        self._lost: set[int | None] = set()
+        self._lock = Lock()
+
+    def note_connected(self) -> None:
+        """Note that the server of this thread's worker responds."""
+        with self._lock:
+            self._lost.discard(current_shard())
+            self.connected.set(not self._lost)
+
+    def note_disconnected(self) -> None:
+        """Note that the server of this thread's worker cannot be reached."""
+        with self._lock:
+            self._lost.add(current_shard())
+            self.connected.set(0)
 
 
 _known: WeakKeyDictionary[CollectorRegistry, dict[str, _Metrics]] = WeakKeyDictionary()

@@ -26,7 +26,7 @@ from lenso_jobs.worker._outcome import Tally
 from lenso_jobs.worker._part import cause
 from lenso_jobs.worker._settings import is_for_asyncio
 from lenso_jobs.worker._workers import AsyncWorker, Worker
-from lenso_jobs.worker.observer import logger
+from lenso_jobs.worker.observer import Observers, logger
 
 if TYPE_CHECKING:
     import logging
@@ -93,6 +93,7 @@ class _Shard:
     try_at: float = inf
     tries: int = 0
     logged_at: float = -inf
+    lost_at: float | None = None  # since when it cannot be reached
 
     def named(self, words: object) -> str:
         return f"shard {self.number} ({self.reference}): {words}"
@@ -124,6 +125,7 @@ class BaseFleetWorkers:
         self._error: BaseException | None = None
         # Refuses options before it connects.
         self._worker(self._shards[0])
+        self._observers = Observers(options.get("observers", ()))
         with ThreadPoolExecutor(len(self._shards)) as pool:
             self._refusals = list(pool.map(self._verified, self._shards))
         refused = [error for error in self._refusals if error is not None]
@@ -210,6 +212,9 @@ class BaseFleetWorkers:
                 worker = self._worker(shard)
                 self._on_a_thread(shard, self._work, worker)
                 shard.worker, shard.begun_at, shard.error = worker, monotonic(), None
+                if shard.lost_at is not None:
+                    self._tell(shard, "reconnected", monotonic() - shard.lost_at)
+                    shard.lost_at = None
             return
         now = monotonic()
         if now - shard.begun_at > _LOG_EVERY_SECONDS:
@@ -223,12 +228,21 @@ class BaseFleetWorkers:
                 said = shard.named(cause(error))
             hint = getattr(error, "hint", None) or "It is tried again."
             logger.warning("no worker of %s. %s", said, hint)
+        is_lost = isinstance(error, psycopg.OperationalError)
+        if is_lost and shard.lost_at is None:
+            shard.lost_at = now
+            self._tell(shard, "disconnected", error)
         if not self._is_stopped:
             # Only a server that was not reached is likely to serve again soon.
-            most = 5.0 if isinstance(error, psycopg.OperationalError) else 60.0
+            most = 5.0 if is_lost else 60.0
             pause = min(most, 0.1 * 2.0 ** min(shard.tries, 10))
             shard.tries += 1
             shard.try_at = now + pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+    def _tell(self, shard: _Shard, event: str, fact: object) -> None:
+        token = _number.set(shard.number)
+        self._observers.tell(event, fact)
+        _number.reset(token)
 
     def _end(self, shard: _Shard, tally: Tally) -> None:
         shard.worker = None

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 from psycopg.conninfo import make_conninfo
 
 from lenso_jobs import (
@@ -26,6 +27,7 @@ from lenso_jobs import (
     current_shard,
     prepare_fleet_workers,
 )
+from lenso_jobs.metrics import PrometheusObserver
 from lenso_jobs.worker import _fleet
 
 tenant = ContextVar("tenant", default=None)
@@ -231,6 +233,30 @@ def test_a_shard_that_cannot_be_reached_is_worked_once_it_can(
         "directory. It is tried again."
     )
     assert "sesame" not in caplog.text
+
+
+def test_observers_are_told_of_a_shard_that_cannot_be_reached_and_can_again(
+    start, urls, no_server, until, enqueue
+):
+    registry = CollectorRegistry()
+    enqueue()
+
+    def connected():
+        return registry.get_sample_value("lenso_jobs_connected")
+
+    def claimed():
+        return registry.get_sample_value("lenso_jobs_claimed_total", {"queue": "email"})
+
+    server, urls["jobs/shard-1"] = urls["jobs/shard-1"], no_server
+    started = start(lambda _: None, observers=[PrometheusObserver(registry)])
+    until(claimed)  # on the other shard
+    assert connected() == 0
+
+    urls["jobs/shard-1"] = server
+
+    until(connected)
+    assert registry.get_sample_value("lenso_jobs_disconnections_total") == 1
+    started.stop()
 
 
 @on_threads
