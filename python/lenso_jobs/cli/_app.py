@@ -218,15 +218,23 @@ def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
     """Return what the server said, and what usually mends it."""
     said = str(error).strip()
     hint: str | None
+    shard = re.match(r"shard \d+ \((.+?)\): ", said)
     if error.sqlstate is None:
-        hints = (hint for words, hint in _REFUSALS.items() if re.search(words, said))
-        if "FATAL" in said:
-            hint = next(hints, "The server's log says why.")
-            return f"the server refuses the connection: {said}", hint
-        unreached = f"Check that PostgreSQL runs, and the host and port in {_URL}."
-        return f"the server cannot be reached: {said}", next(hints, unreached)
+        message, hint = _of_the_connection(said)
+        secret = f"the secret {shard[1]}" if shard else _URL
+        return message, hint.replace(_URL, secret)
     hint = error.diag.message_hint or _HINTS.get(error.sqlstate)
     if error.sqlstate == "2BP01":
         # The server's hint is to drop the objects in the way; these are their names.
         hint = error.diag.message_detail
-    return f"{error.diag.message_primary} ({error.sqlstate})", hint
+    place = shard[0] if shard else ""
+    return f"{place}{error.diag.message_primary} ({error.sqlstate})", hint
+
+
+def _of_the_connection(said: str) -> tuple[str, str]:
+    hints = (hint for words, hint in _REFUSALS.items() if re.search(words, said))
+    if "FATAL" in said:
+        hint = next(hints, "The server's log says why.")
+        return f"the server refuses the connection: {said}", hint
+    unreached = f"Check that PostgreSQL runs, and the host and port in {_URL}."
+    return f"the server cannot be reached: {said}", next(hints, unreached)

@@ -591,6 +591,7 @@ def test_a_shard_that_cannot_be_reached_is_named_with_exit_code_2(
 
     errors = capsys.readouterr().err
     assert "shard 1 (jobs/shard-1)" in errors
+    assert "the host and port in the secret jobs/shard-1" in " ".join(errors.split())
     assert "sesame" not in errors
 
 
