@@ -42,7 +42,12 @@ declare
 begin
     if jsonb_typeof(p_jobs) = 'array' then
         v_whole := jsonb_array_length(p_jobs) not between 1 and 1000
-            or pg_column_size(p_jobs) > 16777216;
+            or pg_column_size(
+                case
+                    when pg_column_compression(p_jobs) is null then p_jobs
+                    else p_jobs || '[]'
+                end
+            ) > 16777216;
     end if;
     if v_whole then
         -- A shard says what is wrong with it.

@@ -143,6 +143,7 @@ def test_a_stranger_may_do_nothing(fleet):
         "set session authorization organization",
         "set role organization",
         "select * from pg_user_mapping",
+        "select * from {schema}.caller",
     ],
 )
 def test_a_caller_may_not_change_how_it_reaches_the_shards(fleet, producer, statement):
@@ -179,6 +180,12 @@ def test_a_caller_reads_no_password_but_its_own(fleet, producer):
 
     assert [name for name, options in seen.items() if options] == ["accounts"]
     assert {"accounts", "organization", ODD, "email-worker", "public"} <= seen.keys()
+    options = producer.rows(
+        "select authorization_identifier, option_value"
+        " from information_schema.user_mapping_options"
+        " where option_name = 'password' and option_value is not null"
+    )
+    assert [name for name, _ in options] == ["accounts"]
     servers = str(producer.rows("select srvoptions from pg_foreign_server"))
     assert "password" not in servers
     assert "user=" not in servers
