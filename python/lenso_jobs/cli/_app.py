@@ -164,14 +164,14 @@ _HINTS = {
     "26000": _POOLER,
     "55P03": "Another session holds a lock: look at pg_stat_activity and try again.",
 }
-_URL = "the secret named by database_url_secret"
+URL = "the secret named by database_url_secret"
 # What the server says where it refuses a connection, and what to do about it.
 _REFUSALS = {
     r"password|authentic|pg_hba|role .* does not exist|permitted to log in|no user": (
-        f"Check the role and the password in {_URL}, and that the role may log in."
+        f"Check the role and the password in {URL}, and that the role may log in."
     ),
-    r"database .* does not exist": f"Check the name of the database in {_URL}.",
-    r"local user with ID": f"Name the user with user=NAME in {_URL}.",
+    r"database .* does not exist": f"Check the name of the database in {URL}.",
+    r"local user with ID": f"Name the user with user=NAME in {URL}.",
     r"too many|connection slots": "Try again when a connection is free.",
 }
 
@@ -221,8 +221,8 @@ def _of_the_server(error: psycopg.Error) -> tuple[str, str | None]:
     shard = re.match(r"shard \d+ \((.+?)\): ", said)
     if error.sqlstate is None:
         message, hint = _of_the_connection(said)
-        secret = f"the secret {shard[1]}" if shard else _URL
-        return message, hint.replace(_URL, secret)
+        secret = f"the secret {shard[1]}" if shard else URL
+        return message, hint.replace(URL, secret)
     hint = error.diag.message_hint or _HINTS.get(error.sqlstate)
     if error.sqlstate == "2BP01":
         # The server's hint is to drop the objects in the way; these are their names.
@@ -236,5 +236,5 @@ def _of_the_connection(said: str) -> tuple[str, str]:
     if "FATAL" in said:
         hint = next(hints, "The server's log says why.")
         return f"the server refuses the connection: {said}", hint
-    unreached = f"Check that PostgreSQL runs, and the host and port in {_URL}."
+    unreached = f"Check that PostgreSQL runs, and the host and port in {URL}."
     return f"the server cannot be reached: {said}", next(hints, unreached)

@@ -202,7 +202,7 @@ def health(
         findings = [{"shard": number, **asdict(each)} for number, each, _ in found]
         as_json({"healthy": is_well, "findings": findings})
     elif not found:
-        say(f"nothing is wrong with {len(read)} shards")
+        say("nothing is wrong with any shard")
     else:
         _print_health(found)
     if not is_well:
@@ -300,12 +300,13 @@ def _end(
 
 
 def _told(error: Exception) -> tuple[int, str, str | None]:
-    from lenso_jobs.cli._app import told
+    from lenso_jobs.cli._app import URL, told
 
     found = told(error)
     if found is None:
         raise error
-    return found
+    code, message, hint = found
+    return code, message, hint and hint.replace(URL, "its secret")
 
 
 def _read(

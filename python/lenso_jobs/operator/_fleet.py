@@ -352,6 +352,8 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
     """Do an act on each shard, then on the router: if it *keeps*, if all are well."""
     done: dict[str, T] = {}
     with connected(places.router, pooler_ok=places.pooler_ok) as connection:
+        # A migration of a shard may take hours.
+        connection.execute("set idle_session_timeout = 0")
         alone = partial(exclusively, connection, places.schema, say)
         with alone():
             seen = _look(connection, places, act)
