@@ -81,9 +81,9 @@ class Machine(servers.Server):
 
 @pytest.fixture(scope="session")
 def new_machine():
-    """Start a server. All but the router ask for passwords.
+    """Start a server. All but routers ask for passwords.
 
-    The router and shard 0 have PL/Proxy's version, and the others that of all tests.
+    Routers and shard 0 have PL/Proxy's version, and the others that of all tests.
     """
     settings = {
         "fsync": "off",
@@ -107,10 +107,11 @@ def new_machine():
         passwords.chmod(0o600)
 
         def new_machine(name):
-            of_shard = {} if name == "router" else {"hba_file": str(hba)}
+            is_router = name.startswith("router")
+            of_shard = {} if is_router else {"hba_file": str(hba)}
             server = Machine(
                 ground / name,
-                with_plproxy if name in {"router", "0"} else find_programs(),
+                with_plproxy if is_router or name == "0" else find_programs(),
                 settings | of_shard,
                 passwords,
             )

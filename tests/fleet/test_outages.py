@@ -232,6 +232,29 @@ def test_a_router_that_was_lost_is_made_again(new_fleet):
     fleet.close()
 
 
+def test_two_routers_of_a_fleet_make_one_job_of_a_key(fleet, new_machine):
+    second = new_machine("router-2")
+    with second.connect("postgres") as session:
+        session.execute(f"create database {fleet.dbname}")
+        session.execute("create role accounts login")
+    url = second.conninfo(fleet.dbname)
+    setup_fleet(
+        fleet.document,
+        lambda name: url if name == "router/url" else fleet.secrets(name),
+    )
+    jobs = fleet.jobs("accounts")
+    keys = [fleet.key(shard) for shard in range(2)]
+
+    with psycopg.connect(make_conninfo(url, user="accounts")) as connection:
+        others = Jobs(connection, fleet.schema)
+        for key in keys:
+            first = jobs.enqueue("email", "send", {}, idempotency_key=key)
+            again = others.enqueue("email", "send", {}, idempotency_key=key)
+            assert (again.job_id, again.created) == (first.job_id, False)
+
+    assert [*check_fleet(fleet.document, fleet.secrets).values()] == [[], [], []]
+
+
 # Under load.
 
 
