@@ -188,12 +188,19 @@ def verify(
         if fault is not None:
             said, hint = fault
             if on_router:
-                hint = hint.replace("lenso-jobs", "lenso-jobs fleet")
+                hint = for_fleet(hint)
             raise SchemaNotReady(f"schema {schema} {said}", hint=hint)
         if installed.version == SCHEMA_VERSION and not on_router:
             # A newer one has other functions, and says that they serve.
             _verify_functions(connection, configuration.schema_)
         _verify_grants(connection, configuration)
+
+
+def for_fleet(hint: str) -> str:
+    """Name the commands of a fleet instead of those of an Instance."""
+    return re.sub(
+        "lenso-jobs (?=(setup|check|configure|upgrade))", "lenso-jobs fleet ", hint
+    )
 
 
 def is_router(connection: Connection, schema: str) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 import psycopg
 
 from lenso_jobs import _given, _waiting
-from lenso_jobs._prepare import connection_string, verified
+from lenso_jobs._prepare import connection_string, for_fleet, verified
 from lenso_jobs.errors import InvalidArgument, JobsError
 from lenso_jobs.secrets import SecretNotFound
 from lenso_jobs.worker._outcome import Tally
@@ -297,6 +297,8 @@ class BaseFleetWorkers:
             raise
         except _REFUSALS as error:
             error.args = (shard.named(error),)
+            if isinstance(error, JobsError) and error.hint is not None:
+                error.hint = for_fleet(error.hint)
             return error
         return None
 

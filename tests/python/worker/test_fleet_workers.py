@@ -493,7 +493,10 @@ def test_a_shard_that_holds_no_instance_is_refused_with_what_to_run(
     with pytest.raises(SchemaNotReady, match="schema jobs_email holds no") as caught:
         prepared(print, shards=[1])
 
-    assert "lenso-jobs setup" in caught.value.hint
+    assert caught.value.hint == (
+        "Run lenso-jobs fleet setup with the document of jobs_email; if that was done, "
+        "lenso-jobs fleet check says what is missing."
+    )
 
 
 def test_the_workers_of_shards_override_what_workers_have():
