@@ -385,7 +385,8 @@ create table if not exists job (
     payload         object_payload   not null,
 
     constraint job_pkey primary key (job_id),
-    constraint job_producer_idempotency_key_key unique (producer, idempotency_key)
+    -- The key first: a search for it then compares few producers.
+    constraint job_producer_idempotency_key_key unique (idempotency_key, producer)
 ) with (
     -- The table grows for years and its rows hardly change. So each vacuum freezes what
     -- it reads, and what it skips later needs no vacuum against wraparound.
@@ -4647,7 +4648,7 @@ begin
     -- predecessor's: input order is order of enqueueing. Their random half is drawn
     -- once.
     v_ids := array(
-        select _enqueue_job_id(v_now + make_interval(secs => n * 1e-6), v_random)
+        select _enqueue_job_id(v_now + n * interval '1 microsecond', v_random)
         from generate_series(1, jsonb_array_length(p_jobs)) as n
     );
     loop
@@ -4657,7 +4658,7 @@ begin
                 job_id, created_at, available_at, max_attempts,
                 producer, queue, kind, idempotency_key, payload
             )
-            select v_ids[i.position], v_now + make_interval(secs => i.position * 1e-6),
+            select v_ids[i.position], v_now + i.position * interval '1 microsecond',
                 i.available_at, i.max_attempts,
                 v_caller, i.queue, i.kind, i.idempotency_key, i.payload
             from (
@@ -4671,6 +4672,7 @@ begin
                 job_id, available_at, created_at, max_attempts, queue,
                 pg_column_size(payload) as payload_bytes
         ),
+        -- In the order of their ids, which is that of both indexes and of claims.
         live as (
             insert into live_job (
                 job_id, available_at, attempt, max_attempts, payload_bytes, queue
@@ -4678,6 +4680,7 @@ begin
             select f.job_id, greatest(f.available_at, f.created_at), 0, f.max_attempts,
                 f.payload_bytes, f.queue
             from fresh as f
+            order by f.job_id
             returning queue
         )
         select count(*)::integer, array_agg(distinct l.queue)

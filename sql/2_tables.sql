@@ -147,7 +147,8 @@ create table if not exists job (
     payload         object_payload   not null,
 
     constraint job_pkey primary key (job_id),
-    constraint job_producer_idempotency_key_key unique (producer, idempotency_key)
+    -- The key first: a search for it then compares few producers.
+    constraint job_producer_idempotency_key_key unique (idempotency_key, producer)
 ) with (
     -- The table grows for years and its rows hardly change. So each vacuum freezes what
     -- it reads, and what it skips later needs no vacuum against wraparound.

@@ -132,7 +132,7 @@ def keep(it, schema, kind, first, last):
             )
         session.execute(
             "alter table job add constraint job_producer_idempotency_key_key"
-            f" unique (producer, idempotency_key) with (fillfactor = {fill})"
+            f" unique (idempotency_key, producer) with (fillfactor = {fill})"
         )
         session.execute("vacuum analyze job, live_job, attempt")
 
