@@ -89,7 +89,7 @@ def redrive(  # noqa: PLR0913, PLR0917 - the arguments are SQL's
         if job_id is not None:
             instance.require("redrive")
             if dry_run:
-                with instance.connection.transaction(force_rollback=True):
+                with instance.trying():
                     jobs.redrive(job_id, extra_attempts)
                 _report_count(_Count(1, is_exact=True), "queue again", machine=json)
                 return
@@ -281,7 +281,7 @@ def erase(  # noqa: PLR0913, PLR0917 - as the other acts
     with _options.opened(config, secrets_dir, caller) as instance:
         instance.require("erase")
         if dry_run or not yes:  # what is refused is refused before any question
-            with instance.connection.transaction(force_rollback=True):
+            with instance.trying():
                 instance.jobs.erase(job_id)
         if dry_run:
             _report_count(_Count(1, is_exact=True), "erase", machine=json)
@@ -361,7 +361,7 @@ def _ask(question: str) -> None:
 
 def _tried(instance: Instance, act: Callable[[int], int]) -> _Count:
     """Count by one call in a transaction that is rolled back."""
-    with instance.connection.transaction(force_rollback=True):
+    with instance.trying():
         count = int(act(_COUNTED))
     return _Count(count, is_exact=count < _COUNTED)
 

@@ -295,6 +295,20 @@ class Instance:
             raise lenso_jobs.Unauthorized(message)
 
     @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Roll back what is done within. The router of a fleet cannot, and is refused."""
+        from lenso_jobs._prepare import is_router
+
+        if is_router(self.connection, self.configuration.schema_):
+            raise lenso_jobs.InvalidArgument(
+                "this is the router of a fleet, and cannot take back what shards did",
+                hint="To count before you act, use a document whose "
+                "database_url_secret is a shard. To act at the router, pass --yes.",
+            )
+        with self.connection.transaction(force_rollback=True):
+            yield
+
+    @contextmanager
     def without_waiting(self) -> Iterator[None]:
         """Read in one transaction that fails with 55P03 rather than wait 2 s."""
         with self.connection.transaction():

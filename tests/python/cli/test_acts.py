@@ -443,6 +443,29 @@ def test_a_caller_without_the_right_is_refused_before_any_output_or_question(
     assert acts() == []
 
 
+@pytest.mark.parametrize("option", ["--dry-run", None])
+def test_what_would_be_tried_and_rolled_back_is_refused_at_the_router_of_a_fleet(
+    lenso_jobs, fail, acts, person, owner, option
+):
+    # There a call commits by itself.
+    owner.execute(
+        "create function _shards() returns integer[] language sql as 'select array[0]'"
+    )
+    (job,) = fail()
+
+    for act in (PURGE, ("purge", "--retention"), ("retire",), ("erase", job)):
+        person("y")
+        options = (option,) if option else ()
+        code, out, err = lenso_jobs(*act, *options)
+
+        assert (code, out) == (1, ""), act
+        assert "this is the router of a fleet, and cannot take back what" in err
+        assert "To act at the router, pass --yes." in " ".join(err.split())
+    assert lenso_jobs("redrive", job, "--dry-run")[0] == 1
+    assert acts() == []
+    assert lenso_jobs("erase", job, "--yes") == (0, f"erased job {job}\n", "")
+
+
 # The text above the question.
 
 
