@@ -1,11 +1,15 @@
 """The commands on a fleet: what they do, refuse, find, and leave after a kill."""
 
 import json
+import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +20,8 @@ from lenso_jobs.operator import OperatorError, _router, check, configure, setup,
 
 pytestmark = pytest.mark.slow
 
+# docs/operators/fleet.md
+PAGE = Path(__file__).parents[2] / "docs" / "operators" / "fleet.md"
 SHARDS = 2
 PROGRAM = [sys.executable, "-c", "from lenso_jobs.cli import main; main()"]
 NO_SERVER = "host=127.0.0.1 port=1 dbname=none user=postgres"
@@ -442,6 +448,38 @@ def test_an_option_that_the_planned_command_lacks_is_refused(kept, command):
     code, _, errors = command(kept, "plan", "setup", "--repair")
     assert code == 2
     assert "is an option of upgrade" in errors
+
+
+def test_a_fleet_is_taken_down_as_docs_operators_fleet_md_says(
+    fresh_fleet, command, program, tmp_path
+):
+    fleet = fresh_fleet()
+    (script,) = re.findall(
+        r"test_commands.py -->\n```bash\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    instance = changed(fleet, database_url_secret="jobs/database-url")["instance"]
+    (tmp_path / "jobs.json").write_text(json.dumps(instance), encoding="utf-8")
+    binary = tmp_path / "lenso-jobs"
+    binary.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n', "utf-8")
+    binary.chmod(0o755)
+    programs = f"{tmp_path}:{Path(program('psql')).parent}:{os.environ['PATH']}"
+    urls = zip(
+        ("JOBS_DATABASE_URL", "JOBS_SHARD_0", "JOBS_SHARD_1"),
+        (fleet.router, *fleet.shards),
+        strict=True,
+    )
+    environment = {**os.environ, **dict(urls), "PATH": programs}
+
+    script = script.replace("jobs_email", fleet.schema)
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, check=True)
+
+    for conninfo in (fleet.router, *fleet.shards):
+        schemas = on(conninfo, "select 1 from pg_namespace where nspname ~ '^jobs_'")
+        roles = on(
+            conninfo,
+            f"select 1 from pg_roles where rolname ~ '^{fleet.schema}_'",
+        )
+        assert (schemas, roles) == ([], [])
 
 
 def test_health_names_the_shard_of_each_finding(kept, command):
