@@ -1,13 +1,14 @@
 """What a caller of the router may try, and does not get."""
 
 import json
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from lenso_jobs import SecretNotFound
+from lenso_jobs import Jobs, SecretNotFound
 from lenso_jobs.operator import setup_fleet
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,46 @@ def test_each_role_of_a_session_is_its_own_caller_on_the_shards(fleet):
             (ODD,),
             ("organization",),
         ]
+
+
+@pytest.fixture
+def conninfo(fleet):
+    """What the pooler stands before."""
+    return fleet.router
+
+
+def test_callers_that_share_sessions_of_a_pooler_stay_apart(fleet, pooler):
+    callers = ["accounts", "organization"] * 10
+
+    with ExitStack() as stack:
+        clients = [
+            Jobs(
+                stack.enter_context(
+                    psycopg.connect(
+                        **pooler,
+                        user="postgres",
+                        autocommit=True,
+                        prepare_threshold=None,
+                    )
+                ),
+                fleet.schema,
+                caller=caller,
+            )
+            for caller in callers[:4]
+        ]
+        for n, caller in enumerate(callers):
+            key = f"{caller}-{n}"
+            clients[n % 4].enqueue("email", "send", {}, idempotency_key=key)
+
+    for shard in range(2):
+        session = fleet.open(shard=shard)
+        made = session.rows("select idempotency_key, producer from job")
+        assert made
+        for key, producer in made:
+            assert key.startswith(f"{producer}-")
+        # Two sessions of the router, and two callers.
+        of_callers = "select count(*) from pg_stat_activity where usename = any (%s)"
+        assert session.value(of_callers, callers) <= 4
 
 
 def test_a_producer_may_not_call_what_an_instance_does_not_let_it(fleet, producer):
