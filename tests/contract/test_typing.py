@@ -28,6 +28,9 @@ MISTAKES = {
     "kinds('x', queue='q')(handle)": "handler",
     "prepare_worker(configuration, str, lambda: None)": "handler",
     "prepare_worker(configuration, str, handle, timeout='600')": "timeout",
+    "prepare_fleet_workers(configuration, str, handle, queue='q')": "fleet",
+    "prepare_fleet_workers(fleet, str, handle, shards=1, queue='q')": "shards",
+    "prepare_fleet_workers(fleet, str, handle, timeout='600')": "timeout",
 }
 
 
@@ -58,9 +61,10 @@ def test_mypy_finds_nothing_in_an_application_and_every_mistake(mypy, tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
         "import asyncio\n"
-        "from lenso_jobs import Configuration, Jobs, Release, Worker, prepare_worker\n"
+        "from lenso_jobs import Configuration, Fleet, Jobs, Release, Worker, "
+        "prepare_fleet_workers, prepare_worker\n"
         "from application import handle, kinds, receipt, reminder, Receipt, Reminder\n"
-        "def act(jobs: Jobs, configuration: Configuration) -> None:\n"
+        "def act(jobs: Jobs, configuration: Configuration, fleet: Fleet) -> None:\n"
         + "".join(f"    {line}\n" for line in MISTAKES)
     )
 

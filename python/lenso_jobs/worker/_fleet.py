@@ -287,7 +287,12 @@ class BaseFleetWorkers:
             self._events.put(partial(done, shard, error))  # type: ignore[arg-type]
 
     def _try(self, shard: _Shard) -> None:
-        self._events.put(partial(self._note, shard, self._verified(shard)))
+        try:
+            error = self._verified(shard)
+        except Exception as raised:  # noqa: BLE001 - a source of secrets may be down
+            error = psycopg.OperationalError(shard.named("the secrets cannot be read"))
+            error.__cause__ = raised
+        self._events.put(partial(self._note, shard, error))
 
     def _verified(self, shard: _Shard) -> Refusal | None:
         """Return what a shard refused, or None if it can be worked."""

@@ -27,6 +27,7 @@ from lenso_jobs import (
     EnvironmentSecrets,
     ExplainedJob,
     Fail,
+    Fleet,
     HeldLease,
     IdempotencyConflict,
     InspectedAct,
@@ -44,9 +45,12 @@ from lenso_jobs import (
     Tally,
     Worker,
     WorkerLease,
+    current_shard,
     prepare,
     prepare_async,
+    prepare_fleet_workers,
     prepare_worker,
+    shard_of,
 )
 from lenso_jobs.capability import AsyncCapability, Capability
 from lenso_jobs.contrib.sqlalchemy import jobs_on
@@ -275,6 +279,20 @@ async def from_the_document() -> None:
         configuration, secrets, kinds, "email-worker", queues=queues
     )
     either.stop()
+
+
+async def of_a_fleet() -> None:
+    fleet, secrets = Fleet.from_file("fleet.json"), EnvironmentSecrets()
+    shard = shard_of("receipt:7", len(fleet.shards))
+    with prepare(fleet.shard(shard), secrets) as jobs:
+        jobs.enqueue("email", "send", {}, idempotency_key="receipt:7")
+    workers = prepare_fleet_workers(
+        fleet, secrets, handle, shards=[shard], queue="email"
+    )
+    done: Tally = workers.run(until_idle=True)
+    others = prepare_fleet_workers(fleet, secrets, handle_async, queues={"email": 4})
+    print(done, await others.run(), current_shard())
+    prepare_fleet_workers(fleet, secrets, kinds, "email-worker", queue="q").stop()
 
 
 def test_a_handler(jobs_instance: JobsInstance) -> None:

@@ -101,6 +101,8 @@ def secrets(urls):
     def resolve(reference):
         if reference not in urls:
             raise SecretNotFound(f"the secret {reference} is not there")
+        if urls[reference] is OSError:
+            raise OSError
         return urls[reference]
 
     return resolve
@@ -257,6 +259,27 @@ def test_observers_are_told_of_a_shard_that_cannot_be_reached_and_can_again(
     until(connected)
     assert registry.get_sample_value("lenso_jobs_disconnections_total") == 1
     started.stop()
+
+
+@on_threads
+def test_a_source_of_secrets_that_fails_later_stops_no_worker(
+    start, enqueue, urls, no_server, until, caplog, both, monkeypatch
+):
+    handler, shards = both
+    monkeypatch.setattr(_fleet, "_LOG_EVERY_SECONDS", 0.0)
+
+    server, urls["jobs/shard-1"] = urls["jobs/shard-1"], no_server
+    for _ in range(2):
+        enqueue()
+    started = start(handler)
+    until(lambda: shards == [0])
+
+    urls["jobs/shard-1"] = OSError  # which the resolver raises
+    until(lambda: "OperationalError, OSError" in caplog.text)
+    urls["jobs/shard-1"] = server
+
+    until(lambda: sorted(shards) == [0, 1])
+    assert started.stop().succeeded == 2
 
 
 @on_threads
