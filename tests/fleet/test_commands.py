@@ -489,6 +489,7 @@ def test_health_names_the_shard_of_each_finding(kept, command):
     assert code == 1
     (changed,) = [line for line in said.splitlines() if "object_changed" in line]
     assert changed.startswith("  1  CRITICAL")
+    assert "→ lenso-jobs fleet check\n" in said
     assert command(kept, "upgrade", "--repair")[0] == 0
     assert "object_changed" not in command(kept, "health", "--caller", "operations")[1]
 

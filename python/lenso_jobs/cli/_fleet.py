@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -196,7 +196,7 @@ def health(
         if isinstance(result, Exception):
             found.append((number, _unreachable(number, result), datetime.now(UTC)))
         else:
-            found += ((number, each, result[1]) for each in result[0])
+            found += ((number, each, result[1]) for each in _worded(result[0]))
     is_well = all(each.severity == "notice" for _, each, _ in found)
     if json:
         findings = [{"shard": number, **asdict(each)} for number, each, _ in found]
@@ -221,7 +221,11 @@ def stats(
     not to the router. Exits with 2 if a shard is not reached.
     """
     read = _read(fleet, secrets_dir, caller, _look.snapshot)
-    found = {n: each for n, each in read.items() if isinstance(each, _screen.Snapshot)}
+    found = {
+        number: replace(each, findings=_worded(each.findings))
+        for number, each in read.items()
+        if isinstance(each, _screen.Snapshot)
+    }
     errors = {f"shard {n}": e for n, e in read.items() if isinstance(e, Exception)}
     if json:
         _print_json({f"shard {n}": asdict(each) for n, each in found.items()}, errors)
@@ -300,13 +304,15 @@ def _end(
 
 
 def _told(error: Exception) -> tuple[int, str, str | None]:
+    from lenso_jobs._prepare import for_fleet
     from lenso_jobs.cli._app import URL, told
 
     found = told(error)
     if found is None:
         raise error
     code, message, hint = found
-    return code, message, hint and hint.replace(URL, "its secret")
+    hint = hint and for_fleet(hint.replace(URL, "its secret"))
+    return code, for_fleet(message), hint
 
 
 def _read(
@@ -334,6 +340,12 @@ def _read(
         except (lenso_jobs.JobsError, psycopg.Error) as error:
             found[number] = error
     return found
+
+
+def _worded(findings: Iterable[InspectedFinding]) -> list[InspectedFinding]:
+    from lenso_jobs._prepare import for_fleet
+
+    return [replace(each, remedy=for_fleet(each.remedy)) for each in findings]
 
 
 def _unreachable(number: int, error: Exception) -> InspectedFinding:

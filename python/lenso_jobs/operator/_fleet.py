@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg import sql
 
+from lenso_jobs._prepare import for_fleet, is_router
 from lenso_jobs.errors import JobsError
 from lenso_jobs.operator import _plan, _router, _setup
 from lenso_jobs.operator._objects import Finding
@@ -27,13 +28,12 @@ from lenso_jobs.operator._setup import Report, patiently
 from lenso_jobs.operator._state import declared, newest, released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lenso_jobs.fleet import Fleet
 
 T = TypeVar("T")
 
-_COMMAND = re.compile(r"\blenso-jobs (?=(setup|upgrade|check|configure)\b)")
 _MARK = re.compile(r"shard \d+ of \d+")
 _SHARD = """
 select concat_ws(
@@ -115,6 +115,7 @@ def setup_fleet(
     def of_shard(number: int, _: _Seen) -> Report:
         configuration, conninfo = fleet.shard(number), places.shards[number]
         report = act(configuration, conninfo, say=_named(places.name(number), say))
+        report = replace(report, differences=_worded(report.differences))
         with connected(conninfo, pooler_ok=pooler_ok) as connection:
             connection.execute(places.marking(number).encode())
         return report
@@ -159,7 +160,8 @@ def upgrade_fleet(  # noqa: PLR0913 - each is an option of the command
     def of_shard(number: int, _: _Seen) -> Report:
         said = _named(places.name(number), say)
         conninfo = places.shards[number]
-        return act(fleet.shard(number), conninfo, say=said, pooler_ok=pooler_ok)
+        report = act(fleet.shard(number), conninfo, say=said, pooler_ok=pooler_ok)
+        return replace(report, differences=_worded(report.differences))
 
     return _through(places, "upgrade", of_shard, _reported(places), say=say)
 
@@ -205,18 +207,18 @@ def configure_fleet(
     def of_router(connection: Connection, _: _Seen) -> tuple[str, ...]:
         return _loaded(connection, places, _DONE, keeps=not dry_run)
 
-    if not dry_run:
-        _refuse_to_drop(fleet, secrets, drop_queues=drop_queues, pooler_ok=pooler_ok)
+    if not (dry_run or drop_queues):
+        _refuse_to_drop(fleet, secrets, pooler_ok=pooler_ok)
 
     return _through(places, "configure", of_shard, of_router, keeps=not dry_run)
 
 
 def _refuse_to_drop(
-    fleet: Fleet, secrets: Callable[[str], str], **options: bool
+    fleet: Fleet, secrets: Callable[[str], str], *, pooler_ok: bool
 ) -> None:
     """Refuse before any shard is changed what one of them would refuse."""
     try:
-        changes = configure_fleet(fleet, secrets, dry_run=True, **options)
+        changes = configure_fleet(fleet, secrets, dry_run=True, pooler_ok=pooler_ok)
     except FleetError as error:
         changes = error.done
     refused = [
@@ -226,7 +228,7 @@ def _refuse_to_drop(
         if "refused without" in each
     ]
     if refused:
-        raise OperatorError("\n".join(refused))
+        raise OperatorError(for_fleet("\n".join(refused)))
 
 
 def plan_fleet(  # noqa: PLR0913 - the options of three commands
@@ -308,10 +310,7 @@ def check_fleet(
 
     def of_shard(number: int, seen: _Seen) -> list[Finding]:
         given = fleet.shard(number), places.shards[number]
-        found = [
-            replace(each, remedy=_COMMAND.sub("lenso-jobs fleet ", each.remedy))
-            for each in _plan.check(*given, pooler_ok=pooler_ok)
-        ]
+        found = [*_worded(_plan.check(*given, pooler_ok=pooler_ok))]
         if seen.marks[number] != places.mark(number):
             what = f"schema {places.schema} is not marked as {places.mark(number)}"
             found.append(Finding(what, "lenso-jobs fleet setup", finding=""))
@@ -355,10 +354,10 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
         # A migration of a shard may take hours.
         connection.execute("set idle_session_timeout = 0")
         alone = partial(exclusively, connection, places.schema, say)
-        with alone():
-            seen = _look(connection, places, act)
-        errors = seen.errors
         with alone() if keeps else nullcontext():
+            with alone():
+                seen = _look(connection, places, act)
+            errors = seen.errors
             for number in seen.servers:
                 name = places.name(number)
                 try:
@@ -376,7 +375,7 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
 def _look(connection: Connection, places: Places, act: Act) -> _Seen:
     """Refuse what does not fit, before anything is changed."""
     seen = _Seen()
-    seen.is_known = _router.is_router(connection, places.schema)
+    seen.is_known = is_router(connection, places.schema)
     if not seen.is_known and act != "setup":
         raise OperatorError(
             f"the router of {places.schema} is not set up; run: lenso-jobs fleet setup"
@@ -416,7 +415,7 @@ def _fault(
     is_new = mark is None and not seen.is_known and len(places.shards) > 1
     if same:
         return f"is the database of {same[0]}, too: each shard needs its own"
-    if _router.is_router(shard, schema):
+    if is_router(shard, schema):
         return "is the router of a fleet"
     if _MARK.fullmatch(mark or "") and mark != places.mark(number):
         return f"is {mark} already: keep the number and the order of the shards"
@@ -439,6 +438,10 @@ def _has_rows(connection: Connection, schema: str) -> bool:
     return connection.execute(statement).fetchone() is not None
 
 
+def _worded(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(replace(each, remedy=for_fleet(each.remedy)) for each in findings)
+
+
 def _named(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda sentence: say(f"{name}: {sentence}")
 
@@ -448,7 +451,7 @@ def _named(name: str, say: Callable[[str], None]) -> Callable[[str], None]:
 
 def _reported(places: Places) -> Callable[[Connection, _Seen], Report]:
     def of_router(connection: Connection, _: _Seen) -> Report:
-        is_new = not _router.is_router(connection, places.schema)
+        is_new = not is_router(connection, places.schema)
         words = _loaded(connection, places, _DONE, keeps=True)
         return Report(rights=("the router is made",) if is_new else words)
 
@@ -475,6 +478,8 @@ def _unreached(places: Places, seen: _Seen) -> Iterator[Finding]:
         # Each in a session of its own: PL/Proxy keeps a connection a shard and caller.
         with connected(places.router, pooler_ok=places.pooler_ok) as connection:
             connection.execute("select set_config('role', %s, false)", (caller,))
+            # PL/Proxy has no limit of its own.
+            connection.execute("set statement_timeout = '20s'")
             for number, server in seen.servers.items():
                 error = _refusal_of(connection, ask.format(schema), number)
                 if error is None:

@@ -86,8 +86,10 @@ class Places:
         numbers = range(len(fleet.shards))
         found = cls(
             fleet,
-            connection_string(fleet.instance, secrets),
-            tuple(connection_string(fleet.shard(n), secrets) for n in numbers),
+            _hurried(connection_string(fleet.instance, secrets)),
+            tuple(
+                _hurried(connection_string(fleet.shard(n), secrets)) for n in numbers
+            ),
             {c: _password(name, secrets) for c, name in fleet.passwords.items()},
             pooler_ok,
         )
@@ -132,6 +134,12 @@ class Places:
         schema, mark = sql.Identifier(self.schema), sql.Literal(self.mark(number))
         text = "comment on schema {} is {}"
         return sql.SQL(text).format(schema, mark).as_string(None)
+
+
+def _hurried(conninfo: str) -> str:
+    """Give up on a server that does not respond, so that the others come to their turn."""
+    given: dict[str, Any] = {"connect_timeout": 10, **conninfo_to_dict(conninfo)}
+    return make_conninfo(**given)
 
 
 def _password(name: str, secrets: Callable[[str], str]) -> str:
@@ -188,16 +196,6 @@ def refuse(connection: Connection, places: Places) -> None:
         send(connection, _GENTLY)
         for statement in script(places)[:_REFUSALS]:
             send(connection, statement)
-
-
-def is_router(connection: Connection, schema: str) -> bool:
-    """Tell whether the schema is that of a router."""
-    found = connection.execute(
-        "select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace"
-        " where n.nspname = %s and p.proname = '_shards'",
-        (schema,),
-    )
-    return found.fetchone() is not None
 
 
 def version(connection: Connection, schema: str) -> int:
