@@ -122,6 +122,23 @@ def test_a_producer_may_not_call_what_an_instance_does_not_let_it(fleet, produce
     ]
 
 
+def test_no_function_runs_as_its_owner_a_superuser_and_public_may_call_none(fleet):
+    functions = fleet.open().rows(
+        "select p.proname, l.lanname, p.prosecdef, p.proconfig::text, p.proacl::text"
+        " from pg_proc as p join pg_language as l on l.oid = p.prolang"
+        " where p.pronamespace = current_schema()::regnamespace"
+    )
+
+    assert len(functions) > 50
+    for name, language, runs_as_owner, settings, rights in functions:
+        assert not runs_as_owner, name
+        assert rights is not None, name  # NULL would be PUBLIC's right
+        assert "{=" not in rights, name
+        assert ",=" not in rights, name
+        if language == "plpgsql":
+            assert f"search_path={fleet.schema}, pg_temp" in settings, name
+
+
 def test_a_shard_judges_again_who_calls(fleet):
     admin = fleet.open()
     admin.execute(f"grant execute on all functions in schema {fleet.schema} to public")

@@ -43,6 +43,9 @@ REFUSED = [
     ("operations", "inspect_acts(0)"),
     ("operations", "inspect_acts(-1)"),
     ("operations", "inspect_acts(null)"),
+    ("operations", "inspect_acts(10, 0)"),
+    ("operations", "inspect_acts(10, -9223372036854775808)"),
+    ("operations", "inspect_acts(10, 9223372036854775807)"),
     ("operations", "inspect_attempts(null)"),
     ("operations", "inspect_attempts(gen_random_uuid())"),
     ("operations", "explain_job(null)"),
@@ -313,6 +316,31 @@ def test_pages_of_jobs_have_each_job_once(fleet):
 
         assert [job.job_id for job in listed] == sorted(ids, reverse=True)
         assert {job.queue for job in listed} == {"email"}
+
+
+def test_pages_of_failures_have_each_failure_once(fleet):
+    jobs, observer = fleet.jobs("accounts"), fleet.jobs("operations")
+    ids = {
+        jobs.enqueue("email", "send", {}, idempotency_key=fleet.key(n % 2)).job_id
+        for n in range(9)
+    }
+    for _ in range(5):
+        for shard in range(2):
+            fleet.open("email-worker", shard).execute(
+                "select fail(job_id, lease_token, 'smtp.timeout', false)"
+                " from claim('email')"
+            )
+
+    for size in (1, 2, 100):
+        page = listed = observer.inspect_failures("email", limit=size)
+        while page:
+            page = observer.inspect_failures("email", limit=size, before=listed[-1])
+            listed += page
+
+        assert {failure.job_id for failure in listed} == ids
+        times = [failure.ended_at for failure in listed]
+        assert times == sorted(times, reverse=True)
+        assert len(listed) == 9
 
 
 def test_pages_of_acts_have_each_act_once(fleet):
