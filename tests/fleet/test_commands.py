@@ -221,6 +221,14 @@ REFUSED = {
     ),
     "a shard as the router": (
         lambda fleet: {"router_url": fleet.shards[1]},
+        "shard 1 (shard/1) is the database of router (router/url), too",
+    ),
+    "two shards on one server": (
+        lambda fleet: {"shard_1": make_conninfo(fleet.shards[0], dbname="postgres")},
+        "shard 1 (shard/1) is on the server of shard 0 (shard/0): each needs a server",
+    ),
+    "an Instance as the router": (
+        lambda fleet: {"router_url": fleet.shards[1], "shard_1": NO_SERVER},
         "holds an Instance, and cannot be the router of a fleet",
     ),
     "an empty database for a shard that has jobs": (

@@ -331,8 +331,8 @@ def check_fleet(
 class _Seen:
     """What the shards were before anything was done."""
 
-    servers: dict[int, str] = field(default_factory=dict)
-    """Which server and database each is; without those that are not reached."""
+    servers: dict[int | None, str] = field(default_factory=dict)
+    """Which server and database each is, the router as None; those that are reached."""
     marks: dict[int, str | None] = field(default_factory=dict)
     is_known: bool = False
     """Whether the router has been set up."""
@@ -358,7 +358,7 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
             with alone():
                 seen = _look(connection, places, act)
             errors = seen.errors
-            for number in seen.servers:
+            for number in seen.marks:
                 name = places.name(number)
                 try:
                     done[name] = of_shard(number, seen)
@@ -375,6 +375,7 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
 def _look(connection: Connection, places: Places, act: Act) -> _Seen:
     """Refuse what does not fit, before anything is changed."""
     seen = _Seen()
+    seen.servers[None] = _identified(connection, places)[0]
     seen.is_known = is_router(connection, places.schema)
     if not seen.is_known and act != "setup":
         raise OperatorError(
@@ -408,15 +409,13 @@ def _fault(
 ) -> str | None:
     """Note what a shard is; say why it cannot be that of this number, or None."""
     schema = places.schema
-    owner = places.fleet.instance.owner
-    found = shard.execute(_SHARD, (owner, schema)).fetchone()
-    server, mark, has_instance = found or ("", None, False)
-    same = [places.name(n) for n, other in seen.servers.items() if other == server]
+    server, mark, has_instance = _identified(shard, places)
     is_new = mark is None and not seen.is_known and len(places.shards) > 1
-    if same:
-        return f"is the database of {same[0]}, too: each shard needs its own"
     if is_router(shard, schema):
         return "is the router of a fleet"
+    shared = _shared(places, seen, server)
+    if shared is not None:
+        return shared
     if _MARK.fullmatch(mark or "") and mark != places.mark(number):
         return f"is {mark} already: keep the number and the order of the shards"
     if seen.is_known and not has_instance and act == "setup":
@@ -431,6 +430,26 @@ def _fault(
         )
     seen.servers[number], seen.marks[number] = server, mark
     return None
+
+
+def _shared(places: Places, seen: _Seen, server: str) -> str | None:
+    """Say which other part of the fleet is on this server, or None."""
+    for number, other in seen.servers.items():
+        if other == server:
+            return f"is the database of {places.name(number)}, too: each needs its own"
+        if other.split()[::2] == server.split()[::2]:
+            return (
+                f"is on the server of {places.name(number)}: each needs a server of its "
+                "own, because roles belong to the server"
+            )
+    return None
+
+
+def _identified(connection: Connection, places: Places) -> tuple[str, str | None, bool]:
+    """Return which server and database it is, the mark, and whether it has a table job."""
+    of = places.fleet.instance.owner, places.schema
+    ((server, mark, has_instance),) = connection.execute(_SHARD, of).fetchall()
+    return server, mark, has_instance
 
 
 def _has_rows(connection: Connection, schema: str) -> bool:
@@ -480,13 +499,13 @@ def _unreached(places: Places, seen: _Seen) -> Iterator[Finding]:
             connection.execute("select set_config('role', %s, false)", (caller,))
             # PL/Proxy has no limit of its own.
             connection.execute("set statement_timeout = '20s'")
-            for number, server in seen.servers.items():
+            for number in seen.marks:
                 error = _refusal_of(connection, ask.format(schema), number)
                 if error is None:
                     ((found,),) = connection.execute(
                         which.format(schema), (number,)
                     ).fetchall()
-                    if found != server and number not in mistaken:
+                    if found != seen.servers[number] and number not in mistaken:
                         mistaken.add(number)
                         yield Finding(
                             f"shard {number} is another database for the router's server "
