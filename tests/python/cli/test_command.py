@@ -438,7 +438,7 @@ def test_a_user_without_an_entry_and_a_home_sets_an_instance_up(
     ],
 )
 def test_a_refused_connection_has_the_hint_of_its_fault(said, hint):
-    _, told, found = _app._of(psycopg.OperationalError(f"connection failed: {said}"))
+    _, told, found = _app.told(psycopg.OperationalError(f"connection failed: {said}"))
 
     assert said in told
     assert hint in found

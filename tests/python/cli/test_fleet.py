@@ -75,12 +75,10 @@ def test_stats_name_the_shard_and_one_that_is_not_reached(fleet, conninfo, enque
     assert errors.endswith("and the host and port in its secret.\n")
 
 
-def test_a_role_that_is_no_superuser_is_refused_at_the_router(
-    fleet, conninfo, new_database
-):
+def test_a_role_that_is_no_superuser_is_refused_at_the_router(fleet, new_database):
     router = make_conninfo(new_database(), user="accounts")
 
-    code, said, errors = fleet("setup", shards=[conninfo], router=router)
+    code, said, errors = fleet("setup", shards=[NO_SERVER], router=router)
     assert (code, said) == (1, "")
     assert "the secret jobs/router must hold a superuser's URL" in errors
 
