@@ -54,7 +54,7 @@ def scans(it, dead):
 def play(cost, *, workers, rate, seconds, seed=1):
     """Play the claims of a fleet second by second; returns a row for each ten minutes."""
     chance = random.Random(seed)
-    # Each worker claims what falls due in a second, at moments of its own.
+    # Each worker claims what falls due in a second, at its own moments.
     claims = [(chance.random(), worker) for worker in range(workers)]
     heapq.heapify(claims)
     scanned, took = 0.0, 0.0

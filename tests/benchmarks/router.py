@@ -67,7 +67,7 @@ class Site:
 
 @contextlib.contextmanager
 def site():
-    """Yield a fleet on three servers of its own."""
+    """Yield a fleet on three new servers."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.chmod(0o755)

@@ -52,7 +52,7 @@ def languages(path):
 
 
 def masked(printed):
-    """Leave out of an output what each run has of its own."""
+    """Leave out of an output what differs from run to run."""
     printed = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", printed)
     printed = re.sub(r"\d{4}-\d\d-\d\d [\d:,]+", "TIME", printed)
     printed = re.sub(r"-worker-[0-9a-f]{8}", "-worker", printed)

@@ -62,7 +62,7 @@ def _programs():
 
 
 class Machine(servers.Server):
-    """A server of a given PostgreSQL, with a password file of its own."""
+    """A server of a given PostgreSQL, with its own password file."""
 
     def __init__(self, directory, programs, settings, password_file):
         super().__init__(directory, settings)

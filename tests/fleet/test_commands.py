@@ -67,7 +67,7 @@ class Command:
         return caught.value.code or 0, said.out, said.err
 
     def begin(self, fleet, name, *more):
-        """Begin it in a process of its own."""
+        """Begin it in a new process."""
         return subprocess.Popen(
             [*PROGRAM, *self.arguments(fleet, name, *more)],
             stdout=subprocess.PIPE,

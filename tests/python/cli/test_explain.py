@@ -157,7 +157,7 @@ def test_a_queue_that_is_not_declared_is_refused_with_those_that_are(
         "resume": (),
         "redrive": ("--since=1h", "--dry-run", "--queue"),
     }
-    # The other two have tests of their own.
+    # Other tests cover the other two.
     takes_one = {
         each.callback.__name__
         for each in app.registered_commands
