@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """The version of the schema that this release is made for."""
 
+SHARD_MARK = re.compile(r"shard \d+ of \d+")
+"""How ``fleet setup`` marks the schema of a shard."""
+
 
 class Installed(NamedTuple):
     """The version that a schema is at, and the oldest client that it serves."""
@@ -137,6 +140,7 @@ def verified(
     caller: str | None,
     *,
     for_worker: bool = False,
+    shard: str | None = None,
 ) -> str:
     """Return the connection string of an Instance that this release can use."""
     _require_arguments(configuration, secrets, caller)
@@ -152,6 +156,8 @@ def verified(
                 "connect to the shards",
                 hint="Run lenso-jobs work --fleet FILE, or call prepare_fleet_workers.",
             )
+        if shard is not None:
+            require_shard(connection, configuration.schema_, shard)
     return conninfo
 
 
@@ -211,6 +217,27 @@ def is_router(connection: Connection, schema: str) -> bool:
         (schema,),
     ).fetchone()
     return row is not None
+
+
+def fleet_mark(number: int, shards: int) -> str:
+    """Say which shard of a fleet it is; the comment of the shard's schema."""
+    return f"shard {number} of {shards}"
+
+
+def require_shard(connection: Connection, schema: str, shard: str) -> None:
+    """Raise SchemaNotReady if a schema is marked as another shard than ``shard N of M``."""
+    row = connection.execute(
+        "select obj_description(oid, 'pg_namespace') from pg_namespace"
+        " where nspname = %s",
+        (schema,),
+    ).fetchone()
+    mark = row[0] if row and row[0] else ""
+    # Somebody may have replaced the comment: that alone is no reason to stop the work.
+    if SHARD_MARK.fullmatch(mark) and mark != shard:
+        raise SchemaNotReady(
+            f"schema {schema} is {mark}, not {shard}",
+            hint="Correct the URL in the secret of this shard.",
+        )
 
 
 def become(connection: Connection, caller: str) -> None:

@@ -56,7 +56,7 @@ class Fleet(Document):
         )
         if strangers:
             raise ValueError(
-                f"passwords names {strangers[0]}, which instance declares as no caller"
+                f"passwords names {strangers[0]}, which instance does not declare as a caller"
             )
         return self
 

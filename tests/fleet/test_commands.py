@@ -519,6 +519,21 @@ def test_a_shard_that_is_not_reached_is_a_critical_finding(kept, command):
     assert "cannot be reached" in lost["detail"]
 
 
+def test_health_and_stats_refuse_a_secret_of_another_shard(kept, command):
+    first, second = kept.document.shards
+    wrong = {second.replace("/", "_"): kept.secrets(first)}
+
+    code, said, _ = command(kept, "health", **wrong)
+    assert code == 1
+    assert "is shard 0 of 2, not shard 1 of 2" in said
+    assert "Correct the URL in the secret of this shard." in said
+
+    code, said, errors = command(kept, "stats", **wrong)
+    assert code == 1
+    assert "shard 1: schema" in errors
+    assert "is shard 0 of 2, not shard 1 of 2" in errors
+
+
 def test_stats_have_the_shard_in_the_first_column(kept, command):
     kept.empty()
     kept.jobs("accounts").enqueue("email", "x", {}, idempotency_key=kept.key(1))

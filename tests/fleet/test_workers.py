@@ -189,6 +189,28 @@ def test_a_shard_that_dies_stops_its_own_jobs_only_and_is_worked_again(
     assert sorted(done) == sorted([*first, lost, kept])
 
 
+def test_a_secret_of_another_shard_is_refused_and_the_right_shard_is_worked(
+    fleet, as_worker, enqueue, caplog
+):
+    enqueue(1)
+    done = []
+
+    def secrets(reference):
+        return as_worker("shard/0" if reference == "shard/1" else reference)
+
+    workers = prepare_fleet_workers(
+        fleet.document, secrets, lambda _: done.append(current_shard()), queue="email"
+    )
+    with pytest.raises(SchemaNotReady, match="is shard 0 of 2, not shard 1 of 2"):
+        workers.run(until_idle=True)
+    assert done == [0]
+    assert "no worker of shard 1 (shard/1)" in caplog.text
+    assert "Correct the URL in the secret of this shard." in caplog.text
+
+    with pytest.raises(SchemaNotReady, match="is shard 0 of 2, not shard 1 of 2"):
+        prepare_fleet_workers(fleet.document, secrets, print, shards=[1], queue="email")
+
+
 def test_a_shard_that_is_down_at_the_start_is_worked_once_it_is_up(
     fleet, enqueue, start, until, caplog
 ):

@@ -324,7 +324,7 @@ def _read(
     """Read from each shard, or return why not. Wrong rights end the command."""
     import psycopg
 
-    from lenso_jobs._prepare import connection_string
+    from lenso_jobs._prepare import connection_string, fleet_mark, require_shard
 
     document = lenso_jobs.Fleet.from_file(fleet)
     secrets = _options.resolver(secrets_dir)
@@ -334,6 +334,8 @@ def _read(
     for number, (shard, url) in enumerate(zip(shards, urls, strict=True)):
         try:
             with _options.opened_on(shard, url, caller, verified=False) as instance:
+                mark = fleet_mark(number, len(shards))
+                require_shard(instance.connection, shard.schema_, mark)
                 found[number] = read(instance)
         except lenso_jobs.Unauthorized:
             raise
@@ -349,13 +351,18 @@ def _worded(findings: Iterable[InspectedFinding]) -> list[InspectedFinding]:
 
 
 def _unreachable(number: int, error: Exception) -> InspectedFinding:
+    _, message, hint = _told(error)
+    if not (isinstance(error, lenso_jobs.JobsError) and hint):
+        hint = (
+            "Start its server, or mend the way to it. Then run lenso-jobs fleet check."
+        )
     return lenso_jobs.InspectedFinding(
         "critical",
         "shard_unreachable",
         f"shard {number}",
         None,
-        " ".join(_told(error)[1].split()),
-        "Start its server, or mend the way to it. Then run lenso-jobs fleet check.",
+        " ".join(message.split()),
+        hint,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg import sql
 
-from lenso_jobs._prepare import for_fleet, is_router
+from lenso_jobs._prepare import SHARD_MARK, for_fleet, is_router
 from lenso_jobs.errors import JobsError
 from lenso_jobs.operator import _plan, _router, _setup
 from lenso_jobs.operator._objects import Finding
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MARK = re.compile(r"shard \d+ of \d+")
 _SHARD = """
 select concat_ws(
         ' ', c.system_identifier, d.oid, extract(epoch from pg_postmaster_start_time())
@@ -50,8 +49,8 @@ left join pg_namespace as n on n.nspname = %s
 """
 _CONFIGURE = "lenso-jobs fleet configure"
 _LET_IN = (
-    "let the role log in there, and name its password in passwords, or let the router's "
-    "server in by pg_hba.conf"
+    "let the role log in there, name its password in passwords, and run lenso-jobs "
+    "fleet configure; or let the router's server in by pg_hba.conf"
 )
 _DONE = {
     _router.MISSING: "is made",
@@ -416,7 +415,7 @@ def _fault(
     shared = _shared(places, seen, server)
     if shared is not None:
         return shared
-    if _MARK.fullmatch(mark or "") and mark != places.mark(number):
+    if SHARD_MARK.fullmatch(mark or "") and mark != places.mark(number):
         return f"is {mark} already: keep the number and the order of the shards"
     if seen.is_known and not has_instance and act == "setup":
         return (
@@ -436,7 +435,10 @@ def _shared(places: Places, seen: _Seen, server: str) -> str | None:
     """Say which other part of the fleet is on this server, or None."""
     for number, other in seen.servers.items():
         if other == server:
-            return f"is the database of {places.name(number)}, too: each needs its own"
+            return (
+                f"is the database of {places.name(number)}, too: give each a server of "
+                "its own"
+            )
         if other.split()[::2] == server.split()[::2]:
             return (
                 f"is on the server of {places.name(number)}: each needs a server of its "

@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lenso_jobs._assets import asset_dir
-from lenso_jobs._prepare import connection_string
+from lenso_jobs._prepare import connection_string, fleet_mark
 from lenso_jobs.errors import Translated
 from lenso_jobs.operator._parts import bootstrapping, send
 from lenso_jobs.operator._session import OperatorError
@@ -127,7 +127,7 @@ class Places:
 
     def mark(self, number: int) -> str:
         """Say which shard it is; kept as the comment of the schema."""
-        return f"shard {number} of {len(self.shards)}"
+        return fleet_mark(number, len(self.shards))
 
     def marking(self, number: int) -> str:
         """Write the statement that marks a shard."""

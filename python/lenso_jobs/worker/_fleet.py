@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 import psycopg
 
 from lenso_jobs import _given, _waiting
-from lenso_jobs._prepare import connection_string, for_fleet, verified
+from lenso_jobs._prepare import connection_string, fleet_mark, for_fleet, verified
 from lenso_jobs.errors import InvalidArgument, JobsError
 from lenso_jobs.secrets import SecretNotFound
 from lenso_jobs.worker._outcome import Tally
@@ -87,6 +87,7 @@ class _Shard:
     number: int
     reference: str
     configuration: Configuration = field(repr=False)
+    mark: str
     worker: _Worker | _AsyncWorker | None = None
     begun_at: float = inf
     error: Refusal | None = None
@@ -297,7 +298,13 @@ class BaseFleetWorkers:
     def _verified(self, shard: _Shard) -> Refusal | None:
         """Return what a shard refused, or None if it can be worked."""
         try:
-            verified(shard.configuration, self._secrets, self._caller, for_worker=True)
+            verified(
+                shard.configuration,
+                self._secrets,
+                self._caller,
+                for_worker=True,
+                shard=shard.mark,
+            )
         except InvalidArgument:
             raise
         except _REFUSALS as error:
@@ -459,7 +466,8 @@ def _shards_of(fleet: object, shards: object) -> list[_Shard]:
             raise InvalidArgument(
                 f"shards must be numbers from 0 to {len(references) - 1}"
             ) from None
-        found.append(_Shard(number, references[number], configuration))
+        mark = fleet_mark(number, len(references))
+        found.append(_Shard(number, references[number], configuration, mark))
     if len({each.number for each in found}) < len(found):
         raise InvalidArgument("shards must not name a shard twice")
     return found

@@ -65,6 +65,14 @@ def test_health_names_the_shard_and_one_that_is_not_reached(fleet, conninfo):
     )
 
 
+def test_health_of_a_shard_without_an_instance_says_to_set_it_up(fleet, new_database):
+    code, said, errors = fleet("health", shards=[new_database()])
+    assert (code, errors) == (1, "")
+    assert "holds no Instance" in said
+    assert "Run lenso-jobs fleet setup" in said
+    assert "Start its server" not in said
+
+
 def test_stats_name_the_shard_and_one_that_is_not_reached(fleet, conninfo, enqueue):
     enqueue()
 
