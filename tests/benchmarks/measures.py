@@ -288,7 +288,7 @@ def _worked(it, session, count):
     """Seconds from the commit of so many jobs until a Worker has completed all."""
     contender, begun = LensoJobs(session), []
     contender.bulk(1000)
-    with it.connect() as owner, working(it, begun.append, batch=500):
+    with it.connect() as owner, working(it, lambda _: begun.append(None), batch=500):
         until_empty(owner)
         begun.clear()
         with session.transaction():

@@ -59,6 +59,10 @@ class LeaseState:
         self.renew_at = called_at + seconds / 3
         self.safe_until = self.ends_at - min(1.0, seconds * MARGIN)
 
+    def let_go(self) -> None:
+        """Leave the lease to the handler: what refers to each other is freed late."""
+        self.lease = LeasedJob(*self.lease._columns)  # type: ignore[assignment]  # noqa: SLF001
+
     def is_over(self, now: float) -> bool:
         """Return whether nothing more may be done under this lease.
 

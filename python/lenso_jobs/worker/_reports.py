@@ -145,6 +145,7 @@ class Reports(Part):
                 self._run.tally.succeeded += 1
             else:
                 self._run.settle(state, outcome)
+            state.let_go()
         settled = set(group)
         ended[:] = [state for state in ended if state not in settled]
         self._run.jobs.forget(group)

@@ -429,6 +429,7 @@ class AsyncWorker(BaseWorker[AsyncHeldLease, "Awaitable[object]"]):
         self, queue: str, task: asyncio.Task[tuple[LeaseState, Verdict] | None]
     ) -> None:
         if not task.cancelled() and (ended := task.result()) is not None:
+            ended[0].task = None  # its result refers to the state
             self._run.jobs.end(*ended)
         self._tasks.discard(task)
         self._free[queue] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import logging.config
 import os
@@ -299,6 +300,26 @@ def generator_of_two(lease, payload):
 
 async def coroutine_of_two(lease, payload):
     """Handle a job of a kind."""
+
+
+def test_an_ended_job_is_freed_without_the_garbage_collector(executor, enqueue, drain):
+    def held():
+        return sum(type(each) is _lease.LeaseState for each in gc.get_objects())
+
+    async def handler(lease):
+        if lease.payload["fails"]:
+            raise Fail("no")
+
+    for number in range(20):
+        enqueue(payload={"fails": number % 2})
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        drain(executor.adapt(handler))
+        wait_until(lambda: held() == before)  # the last threads end
+    finally:
+        gc.enable()
 
 
 # Handlers by kind.
