@@ -48,7 +48,7 @@ begin
                 'the router has %s shards, and the document names %s',
                 cardinality(v_old), v_shards
             ),
-            hint    = 'The number of shards is chosen once: keep it.';
+            hint    = 'The number of shards cannot change: name as many as before.';
     end if;
     select format('shard %s is where shard %s was', n.place - 1, o.place - 1)
     into v_message
@@ -59,7 +59,7 @@ begin
     limit 1;
     if v_message is not null then
         raise exception using errcode = 'LJ007', message = v_message,
-            hint    = 'The order of the shards says where a key is: keep it.';
+            hint    = 'The order of the shards decides where a key is: keep the order.';
     end if;
 
     if v_server.oid is null then
@@ -134,7 +134,7 @@ begin
         end if;
     end loop;
 
-    -- bootstrap.sql reads it to revoke what callers had who are declared no more.
+    -- bootstrap.sql reads it, and revokes the rights of callers that it does not have.
     execute format(
         'create or replace view caller as '
         'select c.caller, c.is_producer, c.is_worker, c.is_observer '

@@ -55,8 +55,8 @@ end $do$;
 comment on function _shard_server(integer[]) is
 'Which server and database a shard is; fleet check compares it.';
 
--- PL/Proxy puts words of its own before what a shard says, and calls every failure of a
--- connection an internal error.
+-- PL/Proxy puts its own words before the shard's message. It reports each failure of a
+-- connection as an internal error.
 create or replace function _shard_refused(
     p_sqlstate text, p_message text, p_detail text, p_hint text
 )
@@ -76,6 +76,11 @@ declare
 begin
     if p_sqlstate = 'XX000' and p_message !~ '\] REMOTE [A-Z]+: ' then
         v_state := '08006';
+        if p_message ~ 'password|authentication|pg_hba|not permitted to log in' then
+            v_hint := 'The router logs in to the shards as the role that calls. Name the '
+                'password of a declared caller in passwords and run lenso-jobs fleet '
+                'configure. Other roles connect to the shards, or need pg_hba.conf there.';
+        end if;
     end if;
     -- An option that is given may not be NULL, and an empty one is shown.
     if v_detail = '' and v_hint = '' then
@@ -92,9 +97,9 @@ $$;
 comment on function _shard_refused(text, text, text, text) is
 'Raises what a shard, or the connection to it, has refused, in the shard''s own words.';
 
--- Who may use a server may map itself to any role on it, which a shard that trusts the
--- router's address would believe; or drop its own mapping, also by DROP OWNED, and
--- then every session of that role is locked out.
+-- A role with USAGE on a foreign server may map itself to any role of that server. A
+-- shard that trusts the router's address would let it in as that role. It may also drop
+-- its own mapping, even by DROP OWNED: that locks out every session of the role.
 create or replace function _shard_mapping_kept()
 returns event_trigger
 language plpgsql

@@ -1,18 +1,18 @@
--- Each function of the Instance, run where its job is. The names, the arguments and the
--- results are the Instance's own: a test compares them.
+-- Each function of the Instance, run where its job is. Names, arguments and results are
+-- those of the Instance. A test compares them.
 --
 --   key      on the shard of the key
 --   job      on one shard after the other, until one has the job
---   limit    on one shard after the other, until so many jobs are done
---   any      on one shard after the other, all of them: whether one says true
+--   limit    on one shard after the other, until the limit is reached
+--   any      on all shards, one after the other; returns whether one returned true
 --   newest   on all shards at once: the newest rows
 --   sum      on all shards; the file 3_merged.sql has the function
 --   refuse   not at all
 --
--- A shard that fails does not keep the next ones from being asked.
+-- If a shard fails, the next ones are still called.
 --
--- _shard_NAME is PL/Proxy's. It runs on the shards that it is given, each in a
--- transaction of its own, and says which row is of which shard.
+-- _shard_NAME is a function of PL/Proxy. It runs on the given shards, one transaction
+-- each, and returns the number of the shard with each row.
 do $do$
 declare
     v_schema text := current_schema();

@@ -344,6 +344,10 @@ def test_a_caller_that_a_shard_does_not_let_in_is_found(fresh_fleet, command):
             assert f"caller {caller} cannot reach shard {shard}: " in said
     assert "name its password in passwords" in said
 
+    with pytest.raises(psycopg.OperationalError, match="cannot be reached") as caught:
+        fleet.jobs("accounts").inspect_key("any")
+    assert "run lenso-jobs fleet configure" in caught.value.diag.message_hint
+
 
 def test_a_host_that_leads_the_router_elsewhere_is_found(
     fresh_fleet, command, monkeypatch
