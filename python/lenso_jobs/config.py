@@ -152,6 +152,16 @@ class Configuration(Document):
     retention_seconds: int | None = Field(default=None, ge=1, le=3_155_760_000)
     role_prefix: Schema | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_an_instance(cls, fields: object) -> object:
+        if isinstance(fields, dict) and "shards" in fields and "instance" in fields:
+            raise ValueError(
+                "is that of a fleet: use the commands of lenso-jobs fleet, or save its "
+                "part instance as a document"
+            )
+        return fields
+
     @model_validator(mode="after")
     def _holds_together(self) -> Configuration:
         if self.retry_base_seconds > self.retry_max_seconds:

@@ -45,6 +45,16 @@ class Fleet(Document):
     ]
     passwords: dict[str, Reference] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_a_fleet(cls, fields: object) -> object:
+        if isinstance(fields, dict) and "schema" in fields and "instance" not in fields:
+            raise ValueError(
+                "is that of one Instance: put it into the field instance, and name the "
+                "shards"
+            )
+        return fields
+
     @model_validator(mode="after")
     def _holds_together(self) -> Fleet:
         if self.instance.database_url_secret in self.shards:

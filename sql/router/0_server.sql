@@ -33,6 +33,12 @@ begin
             ),
             hint    = 'Give the router a database of its own: database_url_secret.';
     end if;
+    if not exists (select from pg_available_extensions where name = 'plproxy') then
+        raise exception using errcode = 'LJ007',
+            message = 'the server of the router has no extension plproxy',
+            hint    = 'Install it there, for instance: apt-get install '
+                'postgresql-15-plproxy.';
+    end if;
     create extension if not exists plproxy schema pg_catalog;
 
     select s.* into v_server from pg_foreign_server as s where s.srvname = v_name;

@@ -7,7 +7,13 @@ from hashlib import sha256
 
 import pytest
 
-from lenso_jobs import ConfigurationError, Fleet, InvalidArgument, shard_of
+from lenso_jobs import (
+    Configuration,
+    ConfigurationError,
+    Fleet,
+    InvalidArgument,
+    shard_of,
+)
 
 
 @pytest.fixture
@@ -57,6 +63,23 @@ def test_a_document_out_of_bounds_is_refused_by_field_and_bound(
     with pytest.raises(ConfigurationError) as caught:
         Fleet.from_json(fleet_document(**{field: value}))
     assert message in str(caught.value)
+
+
+def test_the_document_of_an_instance_is_refused_with_what_to_do(document):
+    with pytest.raises(ConfigurationError) as caught:
+        Fleet.from_json(document())
+    assert str(caught.value) == (
+        "document: is that of one Instance: put it into the field instance, and name the "
+        "shards"
+    )
+
+
+def test_the_document_of_a_fleet_is_refused_as_one_of_an_instance(fleet_document):
+    with pytest.raises(ConfigurationError) as caught:
+        Configuration.from_json(fleet_document())
+    assert str(caught.value).startswith(
+        "document: is that of a fleet: use the commands of lenso-jobs fleet"
+    )
 
 
 def test_a_refusal_shows_no_value_of_the_document(fleet_document):

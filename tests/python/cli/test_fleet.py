@@ -3,6 +3,7 @@
 import json
 import sys
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -89,6 +90,22 @@ def test_a_role_that_is_no_superuser_is_refused_at_the_router(fleet, new_databas
     code, said, errors = fleet("setup", shards=[NO_SERVER], router=router)
     assert (code, said) == (1, "")
     assert "the secret jobs/router must hold a superuser's URL" in errors
+
+
+def test_a_router_without_plproxy_is_refused_and_the_package_is_named(
+    fleet, new_database
+):
+    router = new_database()
+    with psycopg.connect(router) as connection:
+        if connection.execute(
+            "select from pg_available_extensions where name = 'plproxy'"
+        ).fetchone():
+            pytest.skip("this server has PL/Proxy")
+
+    code, said, errors = fleet("setup", shards=[NO_SERVER], router=router)
+    assert (code, said) == (1, "")
+    assert "the server of the router has no extension plproxy" in errors
+    assert "apt-get install postgresql-15-plproxy" in errors
 
 
 def test_an_option_of_another_command_is_refused_by_plan(fleet):
