@@ -28,7 +28,7 @@ def _shards(references: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Fleet(Document):
-    """Instances that share one document, each in a database of its own, and a router.
+    """Instances that share one document, each on its own server, and a router.
 
     The router is the database of ``instance.database_url_secret``. Like that, ``shards``
     are references to secrets: the URL of the administrator of each shard. The number of

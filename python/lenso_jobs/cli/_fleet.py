@@ -121,7 +121,7 @@ def check(
     """Compare each shard and the router with this release; changes nothing.
 
     Also calls each shard through the router, as each declared caller. Below each
-    difference is what mends it. Exit codes: 0 no difference, 1 differences, 2 the
+    difference is its remedy. Exit codes: 0 no difference, 1 differences, 2 the
     command cannot tell, for instance because a shard is not reached.
     """
     from lenso_jobs import operator

@@ -151,7 +151,7 @@ def print_report(report: Report, done: Iterable[str]) -> None:
 
 
 def print_findings(findings: Iterable[Finding]) -> None:
-    """Print differences, each with what mends it."""
+    """Print differences, each with its remedy."""
     for finding in findings:
         say(finding.what)
         say(f"    {finding.advice}", style="dim")
@@ -165,7 +165,7 @@ def check(
 ) -> None:
     """Compare the Instance with this release and its document; changes nothing.
 
-    Below each difference is what mends it. Do that in the printed order, then check
+    Below each difference is its remedy. Do that in the printed order, then check
     again: pending migrations and missing roles hide other differences. Exit codes: 0
     no difference, 1 differences, 2 the command cannot tell.
     """

@@ -88,7 +88,7 @@ def setup_fleet(
 ) -> dict[str, Report]:
     """Make the Instance on each shard, and the functions of the router.
 
-    Safe to run again. The router is made last, once all shards are well.
+    Safe to run again. The router is made last, if no shard failed.
 
     Args:
         fleet: The fleet's document.
@@ -147,7 +147,7 @@ def upgrade_fleet(  # noqa: PLR0913 - each is an option of the command
         What was done, by the name of the shard or the router.
 
     Raises:
-        SecretNotFound: As ``setup_fleet``, and so the others.
+        SecretNotFound: A secret is missing, or cannot be used.
         OperatorError: The router is not set up, or the document does not fit it.
         JobsError: The router refuses.
         FleetError: A shard failed.
@@ -186,7 +186,7 @@ def configure_fleet(
         The changes in words, by the name of the shard or the router.
 
     Raises:
-        SecretNotFound: As ``setup_fleet``, and so the others.
+        SecretNotFound: A secret is missing, or cannot be used.
         OperatorError: The router is not set up, or the document does not fit it.
         JobsError: The router refuses.
         FleetError: A shard failed, or refused the change.
@@ -215,7 +215,7 @@ def configure_fleet(
 def _refuse_to_drop(
     fleet: Fleet, secrets: Callable[[str], str], *, pooler_ok: bool
 ) -> None:
-    """Refuse before any shard is changed what one of them would refuse."""
+    """If one shard would refuse the change, refuse it before any shard is changed."""
     try:
         changes = configure_fleet(fleet, secrets, dry_run=True, pooler_ok=pooler_ok)
     except FleetError as error:
@@ -255,7 +255,7 @@ def plan_fleet(  # noqa: PLR0913 - the options of three commands
         The script, by the name of the shard or the router.
 
     Raises:
-        SecretNotFound: As ``setup_fleet``, and so the others.
+        SecretNotFound: A secret is missing, or cannot be used.
         OperatorError: The document does not fit the fleet that is there.
         JobsError: The router refuses.
         FleetError: A shard failed, or would refuse.
@@ -299,7 +299,7 @@ def check_fleet(
         The differences, by the name of the shard or the router.
 
     Raises:
-        SecretNotFound: As ``setup_fleet``, and so the others.
+        SecretNotFound: A secret is missing, or cannot be used.
         OperatorError: The router is not set up, or the document does not fit it.
         JobsError: The router refuses.
         FleetError: A shard cannot be checked.
@@ -347,7 +347,10 @@ def _through(  # noqa: PLR0913 - two functions, and how they are used
     say: Callable[[str], None] = silent,
     keeps: bool = True,
 ) -> dict[str, T]:
-    """Do an act on each shard, then on the router: if it *keeps*, if all are well."""
+    """Do an act on each shard, then on the router.
+
+    An act that *keeps* its changes stops before the router if a shard failed.
+    """
     done: dict[str, T] = {}
     with connected(places.router, pooler_ok=places.pooler_ok) as connection:
         # A migration of a shard may take hours.
@@ -496,10 +499,10 @@ def _unreached(places: Places, seen: _Seen) -> Iterator[Finding]:
     which = sql.SQL("select item from {}._shard_server(array[%s])")
     mistaken = set()
     for caller in declared(fleet.instance):
-        # Each in a session of its own: PL/Proxy keeps a connection a shard and caller.
+        # One session for each caller: PL/Proxy keeps its connections to the shards.
         with connected(places.router, pooler_ok=places.pooler_ok) as connection:
             connection.execute("select set_config('role', %s, false)", (caller,))
-            # PL/Proxy has no limit of its own.
+            # PL/Proxy itself has no time limit.
             connection.execute("set statement_timeout = '20s'")
             for number in seen.marks:
                 error = _refusal_of(connection, ask.format(schema), number)

@@ -28,22 +28,23 @@ Connection = psycopg.Connection[Any]
 Objects = dict[tuple[str, str], Any]
 
 MISSING, DIFFERENT, STRAY = "missing", "different", "stray"
-# Of a shard's URL, what also the router's server needs. Roles are the callers' own, and
-# everybody may read the options of a foreign server.
+# The parts of a shard's URL that the router's server needs. Each caller has its own role.
+# Every role can read the options of a foreign server, so none of them may be a secret.
 _KEPT = re.compile(
     "host|hostaddr|port|dbname|sslmode|sslrootcert|sslcrl|sslsni|channel_binding"
     "|gssencmode|krbsrvname|target_session_attrs|keepalives.*|tcp_user_timeout"
 )
-# PL/Proxy heeds no connect_timeout: a server that has vanished is the kernel's to notice.
+# PL/Proxy ignores connect_timeout. These settings let the kernel notice a lost server.
 _WAITS = {
     "tcp_user_timeout": "10000",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
 }
-# Rows come as text. A default of the shard's database could make another time of it.
+# Rows arrive as text. A default of the shard's database could change how a time is
+# written.
 _OPTIONS = "-c datestyle=ISO -c intervalstyle=postgres"
-# Nothing of the passwords may be kept by the server, apart from the user mappings.
+# The server may keep a password in a user mapping, and nowhere else.
 _QUIETLY = """
 set local track_activities = off; set local log_statement = 'none';
 set local log_parameter_max_length = 0; set local log_parameter_max_length_on_error = 0;
@@ -82,7 +83,7 @@ class Places:
 
     @classmethod
     def of(cls, fleet: Fleet, secrets: Callable[[str], str], pooler_ok: bool) -> Places:
-        """Resolve all secrets, so that nothing is begun while one is missing."""
+        """Resolve all secrets, so that a missing one is refused before anything is done."""
         numbers = range(len(fleet.shards))
         found = cls(
             fleet,
@@ -137,7 +138,7 @@ class Places:
 
 
 def _hurried(conninfo: str) -> str:
-    """Give up on a server that does not respond, so that the others come to their turn."""
+    """Wait at most 10 s for a server that does not respond, then go on to the next."""
     given: dict[str, Any] = {"connect_timeout": 10, **conninfo_to_dict(conninfo)}
     return make_conninfo(**given)
 
@@ -149,7 +150,7 @@ def _password(name: str, secrets: Callable[[str], str]) -> str:
     return given
 
 
-# What may refuse: up to 0_server.sql.
+# The statements that can refuse: the last of them is 0_server.sql.
 _REFUSALS = 5
 
 
@@ -250,7 +251,7 @@ def _described(connection: Connection, places: Places) -> Objects:
     instance = places.fleet.instance
     file = asset_dir("sql") / "4_internal" / "_catalogue_objects.sql"
     name = " _catalogue_objects("
-    # Not one that is there: nobody vouches for it.
+    # Not the installed function: it may have been replaced.
     made = file.read_text(encoding="utf-8").replace(name, f" pg_temp.{name.strip()}")
     send(connection, _path(places.schema))
     send(connection, made)

@@ -151,7 +151,7 @@ class BaseFleetWorkers:
             JobsError: No shard is worked any more, because one refused its worker.
             SecretNotFound: The same, because there is no database URL.
             psycopg.Error: The same, because a server cannot be reached.
-            InvalidArgument: As of ``Worker.run``. The workers of all shards have stopped.
+            InvalidArgument: ``Worker.run`` raised it. The workers of all shards have stopped.
             RuntimeError: These workers ran before, or the system has no thread left.
         """
         raise NotImplementedError
@@ -253,7 +253,7 @@ class BaseFleetWorkers:
         self._tally.is_clean &= tally.is_clean
 
     def _fail(self, shard: _Shard, error: BaseException) -> None:
-        """Stop all because of an error that no shard is to blame for."""
+        """Stop all workers because of an error that belongs to no shard."""
         shard.worker = None
         self._error = self._error or error
         self._stop(None)
