@@ -16,14 +16,14 @@ NO_SERVER = "host=127.0.0.1 port=1 dbname=none user=postgres"
 def fleet(monkeypatch, capsys, document, tmp_path):
     """Run ``lenso-jobs fleet``: (exit code, output, errors)."""
 
-    def fleet(name, *options, shards, router=NO_SERVER, references=None):
+    def fleet(name, *options, shards, router=NO_SERVER, references=None, **changes):
         for variable, url in zip(
             ("JOBS_ROUTER", "JOBS_SHARD_0", "JOBS_SHARD_1"),
             (router, *shards),
             strict=False,
         ):
             monkeypatch.setenv(variable, url)
-        instance = json.loads(document(database_url_secret="jobs/router"))
+        instance = json.loads(document(database_url_secret="jobs/router", **changes))
         named = [f"jobs/shard-{number}" for number in range(len(shards))]
         fields = {"instance": instance, "shards": references or named}
         path = tmp_path / "fleet.json"
@@ -84,6 +84,7 @@ def test_stats_name_the_shard_and_one_that_is_not_reached(fleet, conninfo, enque
     assert errors.endswith("and the host and port in its secret.\n")
 
 
+@pytest.mark.usefixtures("conninfo")  # makes the role
 def test_a_role_that_is_no_superuser_is_refused_at_the_router(fleet, new_database):
     router = make_conninfo(new_database(), user="accounts")
 
@@ -93,7 +94,7 @@ def test_a_role_that_is_no_superuser_is_refused_at_the_router(fleet, new_databas
 
 
 def test_a_router_without_plproxy_is_refused_and_the_package_is_named(
-    fleet, new_database
+    fleet, new_database, fresh_prefix
 ):
     router = new_database()
     with psycopg.connect(router) as connection:
@@ -102,7 +103,9 @@ def test_a_router_without_plproxy_is_refused_and_the_package_is_named(
         ).fetchone():
             pytest.skip("this server has PL/Proxy")
 
-    code, said, errors = fleet("setup", shards=[NO_SERVER], router=router)
+    code, said, errors = fleet(
+        "setup", shards=[NO_SERVER], router=router, role_prefix=fresh_prefix
+    )
     assert (code, said) == (1, "")
     assert "the server of the router has no extension plproxy" in errors
     assert "apt-get install postgresql-15-plproxy" in errors
