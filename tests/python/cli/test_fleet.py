@@ -99,7 +99,7 @@ def test_a_router_without_plproxy_is_refused_and_the_package_is_named(
     router = new_database()
     with psycopg.connect(router) as connection:
         if connection.execute(
-            "select from pg_available_extensions where name = 'plproxy'"
+            "select name from pg_available_extensions where name = 'plproxy'"
         ).fetchone():
             pytest.skip("this server has PL/Proxy")
 
