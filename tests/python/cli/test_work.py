@@ -609,7 +609,7 @@ def test_a_shard_that_cannot_be_reached_is_named_with_exit_code_2(
             ("--fleet", "fleet.json", "--shard", "0", "--shard", "0"),
             "shards must not name a shard twice",
         ),
-        (("--fleet", "jobs.json"), "instance: Field required"),
+        (("--fleet", "jobs.json"), "is that of one Instance"),
     ],
 )
 def test_documents_and_shards_that_cannot_be_worked_are_refused(
