@@ -91,28 +91,16 @@ def spread(given: str | int) -> int:
     return int(given)
 
 
-Config = Annotated[
-    Path,
-    typer.Option(
-        "--config",
-        envvar="LENSO_JOBS_CONFIG",
-        show_envvar=False,
-        metavar="FILE",
-        help="The Instance's JSON document; else the file that the environment variable "
-        "`LENSO_JOBS_CONFIG` names.",
-    ),
-]
-MaybeConfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="LENSO_JOBS_CONFIG",
-        show_envvar=False,
-        metavar="FILE",
-        help="The Instance's JSON document; else the file that the environment variable "
-        "`LENSO_JOBS_CONFIG` names.",
-    ),
-]
+_CONFIG = typer.Option(
+    "--config",
+    envvar="LENSO_JOBS_CONFIG",
+    show_envvar=False,
+    metavar="FILE",
+    help="The Instance's JSON document; else the file that the environment variable "
+    "`LENSO_JOBS_CONFIG` names.",
+)
+Config = Annotated[Path, _CONFIG]
+MaybeConfig = Annotated[Path | None, _CONFIG]
 Fleet = Annotated[
     Path,
     typer.Option(
