@@ -149,8 +149,8 @@ def verified(
     if for_worker:
         parameters = {"connect_timeout": 10, **parameters}
     with psycopg.connect(autocommit=True, **parameters) as connection:
-        verify(connection, configuration, caller)
-        if for_worker and is_router(connection, configuration.schema_):
+        on_router = verify(connection, configuration, caller)
+        if for_worker and on_router:
             raise SchemaNotReady(
                 f"schema {configuration.schema_} is the router of a fleet, and workers "
                 "connect to the shards",
@@ -180,8 +180,12 @@ def _require_arguments(configuration: object, secrets: object, caller: object) -
 
 def verify(
     connection: Connection, configuration: Configuration, caller: str | None = None
-) -> None:
-    """Refuse an Instance that does not serve this release, and say what to run."""
+) -> bool:
+    """Refuse an Instance that does not serve this release, and say what to run.
+
+    Returns:
+        Whether it is the router of a fleet.
+    """
     # In one transaction: behind a pooler the next may have another session.
     with connection.transaction():
         if caller is not None:
@@ -200,6 +204,7 @@ def verify(
             # A newer one has other functions, and says that they serve.
             _verify_functions(connection, configuration.schema_)
         _verify_grants(connection, configuration)
+    return on_router
 
 
 def for_fleet(hint: str) -> str:
