@@ -31,21 +31,12 @@ from contenders import PAYLOAD
 from lenso_jobs import Fleet, Jobs, shard_of
 from lenso_jobs.embedded import EmbeddedServer
 from lenso_jobs.operator import setup_fleet
-from stage import SETTINGS, describe, save
+from stage import INSTANCE, SETTINGS, describe, save
 
 SHARDS, SCHEMA, DATABASE = 2, "jobs_bench", "fleet"
 BATCH = 1000
 DOCUMENT = {
-    "instance": {
-        "schema": SCHEMA,
-        "database_url_secret": "router",
-        "lease_seconds": 3600,
-        "retry_base_seconds": 1,
-        "retry_max_seconds": 2,
-        "queues": ["email"],
-        "producer_instances": ["bench"],
-        "worker_instances": ["bench"],
-    },
+    "instance": INSTANCE | {"schema": SCHEMA, "database_url_secret": "router"},
     "shards": [f"{number}" for number in range(SHARDS)],
 }
 USED = 0.6  # of the processors, as in the table of one server

@@ -29,6 +29,15 @@ SETTINGS = {
     "min_wal_size": "1GB",
     "max_connections": "300",
 }
+INSTANCE = {
+    "database_url_secret": "jobs/database-url",
+    "lease_seconds": 3600,
+    "retry_base_seconds": 1,
+    "retry_max_seconds": 2,
+    "queues": ["email"],
+    "producer_instances": ["bench"],
+    "worker_instances": ["bench"],
+}
 GROUPS = ("owner", "producer", "worker", "observer", "operator")
 
 TABLES = """
@@ -70,16 +79,7 @@ class Stage:
 
     def instance(self, schema, **changes):
         """Set up one more Instance with the same caller, and return its schema."""
-        document = {
-            "schema": schema,
-            "database_url_secret": "jobs/database-url",
-            "lease_seconds": 3600,
-            "retry_base_seconds": 1,
-            "retry_max_seconds": 2,
-            "queues": ["email"],
-            "producer_instances": ["bench"],
-            "worker_instances": ["bench"],
-        } | changes
+        document = INSTANCE | {"schema": schema} | changes
         setup(Configuration.from_json(json.dumps(document)), self.conninfo)
         return schema
 
