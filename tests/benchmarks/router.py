@@ -284,10 +284,10 @@ def main():
     with site() as it:
         answer = {
             "machine": describe(it),
-            "enqueue": in_turns(it, "enqueue", 40, int(100 * scale)),
+            "enqueue": in_turns(it, "enqueue", 40, max(1, int(100 * scale))),
             "enqueue_many": in_turns(it, "enqueue_many", 10, max(1, int(4 * scale))),
             "four_producers": at_once(it, 4, 10, 1.0 * scale),
-            "processor": processors(it, int(20 * scale), 500),
+            "processor": processors(it, max(1, int(20 * scale)), 500),
         }
         answer["cores_of_a_server"] = CORES
         answer["carried"] = carried(answer["processor"])
